@@ -1,0 +1,41 @@
+#include "base/error.h"
+
+#include "base/bytes.h"
+
+namespace trainstream::errors {
+
+Error out_of_memory(const MemoryNumbers& n) {
+    const uint64_t movable = n.in_use_bytes - n.pinned_bytes;
+    return {ErrorKind::kOutOfMemory,
+            "trainstream: cannot place a storage of " + format_bytes(n.asked_bytes) +
+                ": device budget " + format_bytes(n.budget_bytes) + ", in use " +
+                format_bytes(n.in_use_bytes) + ", of which " + format_bytes(n.pinned_bytes) +
+                " is pinned and " + format_bytes(movable) + " can move; host memory limit " +
+                format_bytes(n.host_limit_bytes) + ", in use " +
+                format_bytes(n.host_in_use_bytes) +
+                ". Raise vram or ram in PYTORCH_TRAINSTREAM_CONF by at least " +
+                format_bytes(n.asked_bytes) + ", or make the batch smaller."};
+}
+
+Error copy_failed(const char* direction, size_t size_bytes, const std::string& reason) {
+    return {ErrorKind::kCopyFailed, "trainstream: copy of " + format_bytes(size_bytes) + " " +
+                                        direction + " failed: " + reason +
+                                        ". The storage stays where it is; nothing is lost."};
+}
+
+Error device(const char* call, const std::string& reason) {
+    return {ErrorKind::kDevice, std::string("trainstream: ") + call + " failed: " + reason + "."};
+}
+
+Error invalid_argument(const std::string& text) {
+    return {ErrorKind::kInvalidArgument, "trainstream: " + text};
+}
+
+std::string pin_refused(size_t size_bytes, uint64_t locked_bytes, const std::string& reason) {
+    return "trainstream: page-locking " + format_bytes(size_bytes) + " was refused with " +
+           format_bytes(locked_bytes) + " locked so far: " + reason +
+           ". Going on in pageable memory: right, but slower. Raise the limit (ulimit -l, the "
+           "container's memory lock) or lower ram in PYTORCH_TRAINSTREAM_CONF.";
+}
+
+}  // namespace trainstream::errors

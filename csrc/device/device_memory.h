@@ -1,0 +1,44 @@
+// csrc/device/device_memory.h: where device blocks come from, within a budget.
+//
+// Apart from Device: on CUDA the blocks are torch's caching allocator's (csrc/allocator), while
+// copies and events need no torch. On the simulation both are SimDevice's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "device/device.h"
+
+namespace trainstream {
+
+/// Addresses [begin, end) in which free neighbours join into one free block.
+struct Region {
+    uintptr_t begin = 0;
+    uintptr_t end = 0;
+    bool contains(uintptr_t address) const { return address >= begin && address < end; }
+};
+
+/// Owner: the allocator. Lock: its own; callers hold no pager lock.
+class DeviceMemory {
+public:
+    virtual ~DeviceMemory() = default;
+
+    /// A block of at least `size_bytes`, aligned to kBlockAlignment, that may be used by `stream`
+    /// at once. Null: no room within the budget now. Never throws for lack of memory.
+    virtual void* allocate(size_t size_bytes, StreamId stream) = 0;
+    /// The block may be reused by its own stream's later work at once; callers order other streams.
+    virtual void free(void* address) noexcept = 0;
+
+    /// Where allocate() for `stream` looks for joined free blocks. Empty before pressure.
+    virtual std::vector<Region> regions(StreamId stream) const = 0;
+    /// Everything that can move has left: give unused memory back and lay one large region out.
+    /// False when nothing changed.
+    virtual bool rebuild(StreamId stream) = 0;
+
+    virtual uint64_t budget_bytes() const = 0;
+    /// Highest number of bytes taken from the device so far.
+    virtual uint64_t peak_bytes() const = 0;
+};
+
+}  // namespace trainstream
