@@ -1,0 +1,122 @@
+"""trainstream: trains in a fraction of the device memory, with the same bits.
+
+Nobody wraps a model: `PYTORCH_TRAINSTREAM=1 PYTORCH_TRAINSTREAM_CONF=vram:8GiB python train.py` is
+all, or one call of `trainstream.enable()`. Importing this package imports neither torch nor the
+extension; the functions do so when they are called.
+"""
+
+from trainstream.errors import ConfigError, TrainstreamError
+
+__version__ = "0.1.0"
+__all__ = [
+    "ConfigError",
+    "TrainstreamError",
+    "allocator",
+    "enable",
+    "is_cold",
+    "is_enabled",
+    "memory_stats",
+    "pin",
+]
+
+
+def enable(**keys: object) -> None:
+    """Switches trainstream on in this process; the same as PYTORCH_TRAINSTREAM=1.
+
+    Works after CUDA has started too, for storages made from then on. A second call with the same
+    settings does nothing.
+
+    Args:
+        vram: Budget of device memory: bytes, a size ("8GiB"), a percent ("40%") or "auto".
+            Default "auto".
+        ram: Limit of page-locked host memory, likewise. Default "auto".
+        device: "auto" (the GPU), "cuda", or "sim" (CPU tensors play the device). Default "auto".
+        optimizer: "stock", the script's own. Default "stock".
+        min_storage: Storages under this size are never touched. Default "1MiB".
+        verify: True checks that every storage dropped without a copy loses nothing. Default False.
+        log: "off", "warn", "info" or "debug". Default "warn".
+        Keys not given come from PYTORCH_TRAINSTREAM_CONF where it names them.
+
+    Raises:
+        ConfigError: A key or value is wrong. The message names it and what is allowed.
+        TrainstreamError: There is no such device, the extension is missing or built for another
+            torch (both versions are named), or trainstream is on with other settings.
+    """
+    from trainstream import _switch
+
+    _switch.switch_on(keys)
+
+
+def allocator(**keys: object):
+    """An allocator for `torch.cuda.memory.change_current_allocator`, which it needs no more than.
+
+    Args:
+        keys: As for `enable`; `device` can only be "cuda".
+
+    Raises:
+        ConfigError, TrainstreamError: As for `enable`; also when CUDA has already started.
+    """
+    from trainstream import _switch
+
+    return _switch.make_allocator(keys)
+
+
+def is_enabled() -> bool:
+    """Whether trainstream is switched on in this process."""
+    return _state() is not None
+
+
+def pin(tensor) -> None:
+    """Brings the storage of `tensor` into device memory and keeps it there for good.
+
+    For memory that code outside torch uses at times nobody announces. Nothing happens while
+    trainstream is off, or to a storage that it does not manage.
+
+    Raises:
+        TypeError: `tensor` is no torch.Tensor.
+    """
+    state = _state()
+    if _check_tensor("pin", tensor) and state is not None:
+        state.extension.pin(tensor)
+
+
+def is_cold(tensor) -> bool:
+    """Whether the bytes of `tensor` are in host memory now; False while trainstream is off.
+
+    Raises:
+        TypeError: `tensor` is no torch.Tensor.
+    """
+    state = _state()
+    has_storage = _check_tensor("is_cold", tensor)
+    return has_storage and state is not None and state.extension.is_cold(tensor)
+
+
+def memory_stats() -> dict[str, int | float | str]:
+    """Counters since switching on, sizes in bytes and times in ns; empty while trainstream is off.
+
+    Keys: device, budget_bytes, peak_bytes, evicted_bytes, restored_bytes, in_place_bytes,
+    dropped_bytes (left without a copy), born_cold_bytes, host_in_use_bytes, page_locked_bytes,
+    page_locked_bytes_peak, host_limit_bytes, resident_bytes, cold_bytes, pins, evictions, restores,
+    failures, growths, stall_ns, steps.
+    """
+    state = _state()
+    return {} if state is None else dict(state.extension.stats())
+
+
+def _state():
+    """What is on, without importing torch to learn that nothing is."""
+    import sys
+
+    switch = sys.modules.get("trainstream._switch")
+    return None if switch is None else switch.current()
+
+
+def _check_tensor(function: str, value: object) -> bool:
+    """True for a tensor that has a storage, False for one that has none; no tensor raises."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        from trainstream import errors
+
+        raise errors.not_a_tensor(function, value)
+    return torch._C._has_storage(value)

@@ -1,0 +1,84 @@
+"""What trainstream says when something is wrong: every error class and every wording, in one place.
+
+Apart from the code that finds the faults, so that messages are read and tested together. Imports
+nothing, since the autoload entry point uses it inside `import torch`.
+"""
+
+
+class TrainstreamError(RuntimeError):
+    """trainstream cannot be switched on here. The message says why and what to change."""
+
+
+class ConfigError(ValueError):
+    """A configuration key or value is wrong. The message names both and what is allowed."""
+
+
+def unknown_key(key: str, known: list[str], nearest: str | None) -> ConfigError:
+    hint = f" (did you mean {nearest!r}?)" if nearest else ""
+    return ConfigError(f"unknown key {key!r}{hint}; known keys: {', '.join(known)}")
+
+
+def bad_value(key: str, value: object, allowed: str) -> ConfigError:
+    return ConfigError(f"bad value {str(value)!r} for key {key!r}; allowed: {allowed}")
+
+
+def duplicate_key(key: str, first: str, second: str) -> ConfigError:
+    return ConfigError(f"key {key!r} is given twice ({first!r} and {second!r}); give it once")
+
+
+def not_a_pair(item: str, known: list[str]) -> ConfigError:
+    return ConfigError(
+        f"{item!r} is not of the form key:value; write key:value,key:value with the keys "
+        f"{', '.join(known)}"
+    )
+
+
+def bad_switch(value: str) -> ConfigError:
+    return ConfigError(
+        f"bad value {value!r} for PYTORCH_TRAINSTREAM; "
+        "allowed: 1, true, yes, on or 0, false, no, off"
+    )
+
+
+def set_too_late() -> str:
+    return (
+        "PYTORCH_TRAINSTREAM=1 was set after torch was imported; set it in the shell or before "
+        "`import torch`, or call trainstream.enable()"
+    )
+
+
+def not_built(reason: str) -> TrainstreamError:
+    return TrainstreamError(
+        f"the compiled extension trainstream._C cannot be loaded ({reason}); build it with "
+        "`pip install --no-build-isolation .` in the same environment as torch"
+    )
+
+
+def other_torch(built: str, running: str) -> TrainstreamError:
+    return TrainstreamError(
+        f"trainstream was built for torch {built}, but this is torch {running}; rebuild "
+        "trainstream against this torch, or install the torch it was built for"
+    )
+
+
+def no_gpu(reason: str) -> TrainstreamError:
+    return TrainstreamError(f"no GPU: {reason}; device:sim simulates one on CPU tensors")
+
+
+def cuda_already_started() -> TrainstreamError:
+    return TrainstreamError(
+        "CUDA has already started, and torch changes the allocator only before that; call "
+        "trainstream.allocator() before the first CUDA call, or call trainstream.enable(), which "
+        "works later too"
+    )
+
+
+def already_enabled(current: str, wanted: str) -> TrainstreamError:
+    return TrainstreamError(
+        f"already switched on with {current}; this call asks for {wanted}. One process has one "
+        "configuration: give it once, at the first call or in PYTORCH_TRAINSTREAM_CONF"
+    )
+
+
+def not_a_tensor(function: str, value: object) -> TypeError:
+    return TypeError(f"trainstream.{function}() takes a torch.Tensor, got {type(value).__name__}")
