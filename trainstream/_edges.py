@@ -1,0 +1,158 @@
+"""The places where torch hands memory out and no operator announces it.
+
+Operators are watched by the extension. An address that leaves torch is not, so the calls below say
+so first: *briefly* for an address that is used at once, *for good* where it may be kept. They are
+patched when trainstream is switched on and never restored, since addresses given out stay out.
+
+Lowest points only: `np.asarray(t)` and `Tensor.__array__` come through `Tensor.numpy`; DLPack's
+`Tensor.__dlpack__` and `torch.from_dlpack` through `torch._C._to_dlpack*`; `share_memory_`, queues
+and spawned workers through the `_share_*` functions; Triton's and Inductor's launchers call the
+Python method `data_ptr`. Checked in the sources of torch 2.11 and Triton 3.6.
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+import torch
+
+# False for wrapper subclasses, sparse tensors and others that keep no memory of their own. Fake and
+# meta tensors have a storage without memory, which the extension does not know and leaves alone.
+_has_storage = torch._C._has_storage
+
+
+def install(extension: ModuleType, device: str) -> None:
+    """Patches torch. Called once for each process.
+
+    Args:
+        extension: The module `trainstream._C`.
+        device: "sim" or "cuda": where the managed storages are.
+    """
+    pin, pin_briefly = extension.pin, extension.pin_briefly
+    storage_for_good = _storage_pinner(extension.pin_storage, forever=True)
+    storage_briefly = _storage_pinner(extension.pin_storage, forever=False)
+    if device == "sim":
+        _patch_memory_of_cpu_tensors(pin, pin_briefly)
+        # A plain CPU tensor's address stays right for as long as the tensor lives. So must this.
+        _announce(torch.Tensor, "data_ptr", _by_caller(pin, pin_briefly))
+        _announce(torch.UntypedStorage, "data_ptr", _by_caller(storage_for_good, storage_briefly))
+    else:
+        _patch_cuda_array_interface(pin)
+        # Used for a launch, then forgotten: pinning for good would pin whatever Triton ever saw.
+        _announce(torch.Tensor, "data_ptr", pin_briefly)
+        _announce(torch.UntypedStorage, "data_ptr", storage_briefly)
+    _patch_dlpack(pin)
+    _patch_storages(storage_for_good, storage_briefly)
+
+
+def _storage_pinner(pin_storage: Callable, forever: bool) -> Callable:
+    def announce(storage) -> None:
+        pin_storage(storage, forever)
+
+    return announce
+
+
+def _announce(owner: type | ModuleType, name: str, announce: Callable) -> None:
+    """Replaces `owner.name` by a function that calls `announce(first argument)`, then the original.
+
+    First, since the original reads the address and announcing may change it.
+    """
+    original = getattr(owner, name, None)
+    if original is None:
+        return  # Newer or older torch: what is not there needs no watching.
+    if owner is torch.UntypedStorage:
+
+        def announced(self, *args, **kwargs):
+            announce(self)
+            return original(self, *args, **kwargs)
+
+    else:
+
+        def announced(self, *args, **kwargs):
+            if _has_storage(self):
+                announce(self)
+            return original(self, *args, **kwargs)
+
+    setattr(owner, name, hidden_from_compiler(functools.wraps(original)(announced)))
+
+
+def hidden_from_compiler(function: Callable) -> Callable:
+    """Keeps torch.compile out of `function` and what it calls, as `torch._dynamo.disable` would.
+
+    Where it compiles a call of a tensor's method it knows the method by name and never looks here.
+    Where it falls back to Python it would try to compile this very function, and warn. Done by hand
+    since `torch._dynamo` takes a second to import, which most scripts never need.
+    """
+    function._torchdynamo_disable = True
+    try:
+        frames = torch._C._dynamo.eval_frame
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    except AttributeError:
+        pass  # Another torch: what is lost is a graph break without a warning.
+    return function
+
+
+def _by_caller(for_good: Callable, briefly: Callable) -> Callable:
+    """Announces for good, but briefly when torch's own Python code is what asks.
+
+    Torch itself compares addresses (torch.save does, for every storage) or uses them at once;
+    pinning for good there would pin a whole model at its first checkpoint.
+    """
+
+    def announce(value) -> None:
+        frame = sys._getframe(2)  # 0 is this function, 1 the patched method.
+        # `TypedStorage.data_ptr` and its like only pass the question on.
+        while frame is not None and frame.f_globals.get("__name__") == "torch.storage":
+            frame = frame.f_back
+        caller = "" if frame is None else frame.f_globals.get("__name__") or ""
+        (briefly if caller.startswith("torch.") else for_good)(value)
+
+    return announce
+
+
+def _patch_memory_of_cpu_tensors(pin: Callable, pin_briefly: Callable) -> None:
+    # The array keeps the address, for as long as anyone keeps the array.
+    _announce(torch.Tensor, "numpy", pin)
+    # Python loops over the elements in place, with no operator that would count as writing.
+    for name in ("apply_", "map_", "map2_"):
+        _announce(torch.Tensor, name, pin_briefly)
+
+
+def _patch_cuda_array_interface(pin: Callable) -> None:
+    # Numba and CuPy keep the address. Its getter calls data_ptr(), which alone would pin briefly.
+    original = torch.Tensor.__cuda_array_interface__
+
+    def announced(self):
+        if _has_storage(self):
+            pin(self)
+        return original.fget(self)
+
+    getter = hidden_from_compiler(functools.wraps(original.fget)(announced))
+    torch.Tensor.__cuda_array_interface__ = original.getter(getter)
+
+
+def _patch_dlpack(pin: Callable) -> None:
+    # The consumer keeps the address, and its deleter keeps our storage, for as long as it likes.
+    plain = torch._C._to_dlpack
+    for name in ("_to_dlpack", "_to_dlpack_versioned"):
+        _announce(torch._C, name, pin)
+    for module in (torch, torch.utils.dlpack):
+        if getattr(module, "to_dlpack", None) is plain:
+            module.to_dlpack = torch._C._to_dlpack
+    # A table of C functions that gives addresses away and that nothing can be put in front of.
+    # Without it, its users (apache-tvm-ffi and what is built on it) ask `__dlpack__` instead.
+    if "__dlpack_c_exchange_api__" in vars(torch.Tensor):
+        del torch.Tensor.__dlpack_c_exchange_api__
+
+
+def _patch_storages(for_good: Callable, briefly: Callable) -> None:
+    # Copies from the old memory to the new, without an operator.
+    _announce(torch.UntypedStorage, "resize_", briefly)
+    # Write to the memory without an operator; used by the old file format.
+    for name in ("_set_from_file", "_byteswap"):
+        _announce(torch.UntypedStorage, name, briefly)
+    # Another process maps the memory, or the memory becomes another's.
+    for name in ("_share_cuda_", "_share_fd_cpu_", "_share_filename_cpu_"):
+        _announce(torch.UntypedStorage, name, for_good)

@@ -1,0 +1,76 @@
+"""The end of a step and the end of a process: the optimizer's hook and the line on exit."""
+
+import atexit
+import os
+import sys
+import time
+from types import ModuleType
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from trainstream import _edges
+
+_printed = False
+
+
+def install(extension: ModuleType, started_ns: int) -> None:
+    """Registers both. Called once for each process, when trainstream is switched on."""
+    register_optimizer_step_post_hook(_step_hook(extension))
+    arguments = (extension, started_ns, os.getpid())
+    atexit.register(_finish, *arguments)
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        # Children of multiprocessing that were forked before torch was imported leave by
+        # os._exit(), which skips atexit; they run these finalizers, the lowest priority last.
+        from multiprocessing import util
+
+        util.Finalize(None, _finish, args=arguments, exitpriority=-1000)
+
+
+def line(stats: dict[str, int | float | str], elapsed_ns: int) -> str:
+    """The exit line. Bytes are plain integers, since scripts read them."""
+    stall_percent = 100.0 * stats["stall_ns"] / max(elapsed_ns, 1)
+    fields = {
+        "device": stats["device"],
+        "budget": stats["budget_bytes"],
+        "peak": stats["peak_bytes"],
+        "evicted": stats["evicted_bytes"],
+        "restored": stats["restored_bytes"],
+        "in_place": stats["in_place_bytes"],
+        # The peak, since closing may already have given memory back.
+        "pinned": stats["page_locked_bytes_peak"],
+        "steps": stats["steps"],
+        "stall": f"{stall_percent:.1f}%",
+    }
+    return "trainstream: " + " ".join(f"{key}={value}" for key, value in fields.items())
+
+
+def _step_hook(extension: ModuleType):
+    step_done = extension.step_done
+
+    # A compiled optimizer step would trace into the extension and warn that it cannot.
+    @_edges.hidden_from_compiler
+    def hook(optimizer, args, kwargs) -> None:
+        step_done()
+
+    return hook
+
+
+def _finish(extension: ModuleType, started_ns: int, pid: int) -> None:
+    """Stops the watching, then prints the line: once, and not in forked children."""
+    global _printed
+    if _printed or pid != os.getpid():
+        return
+    _printed = True
+    try:
+        elapsed_ns = time.monotonic_ns() - started_ns
+        extension.close()
+        text = line(extension.stats(), elapsed_ns)
+    except Exception as fault:
+        text = f"trainstream: no summary: {type(fault).__name__}: {' '.join(str(fault).split())}"
+    try:
+        # One write, so that lines of several processes do not mix.
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+    except Exception:
+        pass  # Closed or gone: an exit line is not worth a changed exit status.
