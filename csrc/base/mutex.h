@@ -32,6 +32,7 @@ public:
 
 private:
     friend class CondVar;
+    friend struct ForkHandlers;  // base/fork_guard.cpp holds it over fork().
     std::mutex mutex_;
     const LockRank rank_;
 };

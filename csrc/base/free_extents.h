@@ -1,0 +1,48 @@
+// csrc/base/free_extents.h: the free parts of an address range: best fit, joined on return.
+//
+// Apart from who owns the range: the simulated device's arena and the host pool share it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+namespace trainstream {
+
+/// Free extents by address and by size.
+///
+/// Owner: SimMemory, HostPool. Lock: the owner's.
+///
+/// Invariants:
+///   1. No two extents touch or overlap: a returned part joins its free neighbours at once.
+///   2. Both indexes hold the same extents, and free_bytes() is their sum.
+class FreeExtents {
+public:
+    /// Gives [begin, begin + size_bytes) back. Requires: no byte of it is free already.
+    void insert(uintptr_t begin, size_t size_bytes);
+
+    /// Takes `size_bytes` from the low end of the smallest extent that has them; of equals, the
+    /// one with the lowest address. Nothing: no extent is large enough.
+    std::optional<uintptr_t> take(size_t size_bytes);
+
+    /// The size of the extent that ends exactly at `end`; 0 when there is none.
+    size_t bytes_ending_at(uintptr_t end) const;
+
+    size_t free_bytes() const { return free_bytes_; }
+    size_t largest_bytes() const { return by_size_.empty() ? 0 : by_size_.rbegin()->first; }
+    size_t count() const { return by_address_.size(); }
+
+private:
+    using ByAddress = std::map<uintptr_t, size_t>;
+
+    void erase(ByAddress::iterator extent);
+
+    ByAddress by_address_;
+    std::set<std::pair<size_t, uintptr_t>> by_size_;
+    size_t free_bytes_ = 0;
+};
+
+}  // namespace trainstream
