@@ -28,8 +28,8 @@ try:
     from torch.utils import cpp_extension
 except ImportError as error:
     sys.exit(
-        f"trainstream: cannot import torch ({error}). The extension is built against the torch that "
-        "will load it: install torch first, then use `pip install --no-build-isolation`."
+        f"trainstream: cannot import torch ({error}). The extension is built against the torch "
+        "that will load it: install torch first, then use `pip install --no-build-isolation`."
     )
 
 ROOT = pathlib.Path(__file__).resolve().parent
@@ -142,7 +142,8 @@ class BuildExtension(cpp_extension.BuildExtension):
 
 
 WITH_CUDA, REASON = wants_cuda()
-print(f"trainstream: torch {torch.__version__}, CUDA door: {'yes' if WITH_CUDA else 'no, ' + REASON}")
+ANSWER = "yes" if WITH_CUDA else f"no, {REASON}"
+print(f"trainstream: torch {torch.__version__}, CUDA door: {ANSWER}")
 os.chdir(ROOT)
 setup(
     license="Apache-2.0",  # Not in pyproject.toml: its form there differs between setuptools.

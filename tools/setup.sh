@@ -12,6 +12,7 @@
 # TRAINSTREAM_PYTHON        an interpreter to use as it is: nothing is installed then
 # TRAINSTREAM_VENV          where the environment lies instead; TRAINSTREAM_VENV_NEWEST likewise
 set -euo pipefail
+unset PYTHONPATH PYTHONHOME
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cache=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/trainstream

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Form, tidiness and layers of every source. Runs all checks, then fails if one did.
+set -uo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root" || exit 1
+python=$(tools/setup.sh python build) || exit 1
+failed=()
+
+# check NAME COMMAND...: shows the output of a check only when it failed.
+check() {
+    local name=$1 output
+    shift
+    if output=$("$@" 2>&1); then
+        echo "lint: $name: ok"
+    else
+        printf '%s\n' "$output"
+        echo "lint: $name: failed"
+        failed+=("$name")
+    fi
+}
+
+format() {
+    find csrc tests/cpp bench \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' \) -print0 |
+        xargs -0 -r clang-format --dry-run -Werror
+}
+
+# The commands are clang's own: it does not know all of gcc's warnings.
+tidy() {
+    cmake --preset clang >/dev/null || return 1
+    local output status=0
+    output=$(run-clang-tidy -quiet -p build/core-clang -j "$(nproc)" \
+        "^$root/csrc/(base|device|pager|optim)/" 2>&1) || status=1
+    grep -v -E '^[0-9]+ warnings? generated|^clang-tidy.* -p=' <<<"$output"
+    return $status
+}
+
+check clang-format format
+check layers "$python" tools/check_layers.py
+check "ruff check" "$python" -m ruff check --quiet .
+check "ruff format" "$python" -m ruff format --check --quiet .
+check clang-tidy tidy
+
+if [ ${#failed[@]} -gt 0 ]; then
+    echo "lint: failed: ${failed[*]} (make format repairs what can be repaired by itself)"
+    exit 1
+fi
