@@ -4,6 +4,7 @@ import atexit
 import os
 import sys
 import time
+from multiprocessing import parent_process, util
 from types import ModuleType
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -18,13 +19,23 @@ def install(extension: ModuleType, started_ns: int) -> None:
     register_optimizer_step_post_hook(_step_hook(extension))
     arguments = (extension, started_ns, os.getpid())
     atexit.register(_finish, *arguments)
-    process = sys.modules.get("multiprocessing.process")
-    if process is not None and process.parent_process() is not None:
-        # Children of multiprocessing that were forked before torch was imported leave by
-        # os._exit(), which skips atexit; they run these finalizers, the lowest priority last.
-        from multiprocessing import util
+    _finish_in_children_too(arguments)
 
+
+def _finish_in_children_too(arguments: tuple) -> None:
+    """For children of multiprocessing's fork server, and those forked before torch was imported.
+
+    They leave by os._exit(), which skips atexit, but run finalizers, the lowest priority last.
+    """
+
+    def finish_last(_=None) -> None:
         util.Finalize(None, _finish, args=arguments, exitpriority=-1000)
+
+    if parent_process() is not None:
+        finish_last()
+    else:
+        # Still importing the main module, perhaps: a child forgets its finalizers after that.
+        util.register_after_fork(_finish, finish_last)
 
 
 def line(stats: dict[str, int | float | str], elapsed_ns: int) -> str:
