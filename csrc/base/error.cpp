@@ -31,6 +31,14 @@ Error invalid_argument(const std::string& text) {
     return {ErrorKind::kInvalidArgument, "trainstream: " + text};
 }
 
+Error host_range_refused(size_t size_bytes, const std::string& reason) {
+    return {ErrorKind::kOutOfMemory,
+            "trainstream: reserving addresses for " + format_bytes(size_bytes) +
+                " of host memory was refused: " + reason +
+                ". Raise the limit on address space (ulimit -v) or lower ram in "
+                "PYTORCH_TRAINSTREAM_CONF."};
+}
+
 std::string pin_refused(size_t size_bytes, uint64_t locked_bytes, const std::string& reason) {
     return "trainstream: page-locking " + format_bytes(size_bytes) + " was refused with " +
            format_bytes(locked_bytes) + " locked so far: " + reason +

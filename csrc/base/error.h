@@ -43,6 +43,8 @@ Error out_of_memory(const MemoryNumbers& numbers);
 Error copy_failed(const char* direction, size_t size_bytes, const std::string& reason);
 Error device(const char* call, const std::string& reason);
 Error invalid_argument(const std::string& text);
+/// Addresses for host memory were refused; no memory was taken yet.
+Error host_range_refused(size_t size_bytes, const std::string& reason);
 
 /// Not an error but a message, said once: pinning was refused, and what that means.
 std::string pin_refused(size_t size_bytes, uint64_t locked_bytes, const std::string& reason);

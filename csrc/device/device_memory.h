@@ -30,11 +30,23 @@ public:
     /// The block may be reused by its own stream's later work at once; callers order other streams.
     virtual void free(void* address) noexcept = 0;
 
+    /// Work that `stream` has now uses the block: it is not reused before that is done.
+    virtual void defer_reuse(void* /*address*/, StreamId /*stream*/) {}
+
     /// Where allocate() for `stream` looks for joined free blocks. Empty before pressure.
     virtual std::vector<Region> regions(StreamId stream) const = 0;
+    /// Whether `stream` has no region yet and rebuild() could lay one out.
+    virtual bool wants_rebuild(StreamId /*stream*/) const { return false; }
     /// Everything that can move has left: give unused memory back and lay one large region out.
     /// False when nothing changed.
     virtual bool rebuild(StreamId stream) = 0;
+
+    /// What a block may take beyond the bytes asked for.
+    virtual size_t slack_bytes() const { return 0; }
+    /// Like allocate(), past the budget up to what the device has: for bytes that must be on it.
+    virtual void* allocate_beyond_budget(size_t /*size_bytes*/, StreamId /*stream*/) {
+        return nullptr;
+    }
 
     virtual uint64_t budget_bytes() const = 0;
     /// Highest number of bytes taken from the device so far.

@@ -1,0 +1,200 @@
+#include "allocator/native_memory.h"
+
+#include <algorithm>
+
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "base/bytes.h"
+
+namespace trainstream {
+
+namespace {
+
+// Kept out of the regions for what never moves: blocks under 1 MiB, which torch serves from segments
+// of 2 MiB of their own. An eighth of a tiny budget, 1/64 of a large one.
+uint64_t headroom_of(uint64_t limit_bytes) {
+    const uint64_t most = std::max<uint64_t>(64 * kMiB, limit_bytes / 64);
+    return std::clamp<uint64_t>(limit_bytes / 8, 8 * kMiB, most);
+}
+
+// Segments of 10 MiB and more are whole multiples of 2 MiB (kRoundLarge).
+constexpr uint64_t kSegmentRounding = 2 * kMiB;
+constexpr uint64_t kSmallestRegion = 16 * kMiB;
+
+cudaStream_t as_cuda(StreamId stream) { return reinterpret_cast<cudaStream_t>(stream); }
+
+void raise_peak(c10::CachingAllocator::StatArray& kept,
+                const c10::CachingAllocator::StatArray& seen) {
+    for (size_t i = 0; i < kept.size(); ++i) {
+        kept[i].peak = std::max(kept[i].peak, seen[i].peak);
+    }
+}
+
+void raise_peaks(c10::CachingDeviceAllocator::DeviceStats& kept,
+                 const c10::CachingDeviceAllocator::DeviceStats& seen) {
+    raise_peak(kept.allocation, seen.allocation);
+    raise_peak(kept.segment, seen.segment);
+    raise_peak(kept.active, seen.active);
+    raise_peak(kept.inactive_split, seen.inactive_split);
+    raise_peak(kept.allocated_bytes, seen.allocated_bytes);
+    raise_peak(kept.reserved_bytes, seen.reserved_bytes);
+    raise_peak(kept.active_bytes, seen.active_bytes);
+    raise_peak(kept.inactive_split_bytes, seen.inactive_split_bytes);
+    raise_peak(kept.requested_bytes, seen.requested_bytes);
+}
+
+}  // namespace
+
+NativeMemory::NativeMemory(cca::CUDAAllocator* native, c10::DeviceIndex device,
+                           uint64_t budget_bytes, uint64_t total_bytes)
+    : native_(native),
+      device_(device),
+      configured_bytes_(std::min(budget_bytes, total_bytes)),
+      total_bytes_(total_bytes),
+      limit_bytes_(configured_bytes_) {
+    set_native_limit(configured_bytes_);
+}
+
+void NativeMemory::set_native_limit(uint64_t limit_bytes) {
+    // Torch multiplies the fraction out again; a page less keeps rounding below the limit.
+    const double wanted = static_cast<double>(limit_bytes) - 4096.0;
+    const double fraction = std::clamp(wanted / static_cast<double>(total_bytes_), 0.0, 1.0);
+    native_->setMemoryFraction(limit_bytes >= total_bytes_ ? 1.0 : fraction, device_);
+}
+
+void NativeMemory::set_user_fraction(double fraction) {
+    user_fraction_.store(fraction);
+    const auto user_bytes = static_cast<uint64_t>(fraction * static_cast<double>(total_bytes_));
+    limit_bytes_.store(std::min(configured_bytes_, user_bytes));
+    set_native_limit(limit_bytes_.load());
+}
+
+void* NativeMemory::allocate(size_t size_bytes, StreamId stream) {
+    {
+        MutexLock lock(mutex_);
+        streams_.insert(stream);
+    }
+    const c10::cuda::CUDAGuard guard(device_);
+    try {
+        return native_->raw_alloc_with_stream(size_bytes, as_cuda(stream));
+    } catch (const c10::OutOfMemoryError&) {
+        answered_refusals_.fetch_add(1);
+        return nullptr;
+    }
+}
+
+void* NativeMemory::allocate_beyond_budget(size_t size_bytes, StreamId stream) {
+    return past_the_limit([&] { return allocate(size_bytes, stream); });
+}
+
+void NativeMemory::free(void* address) noexcept { native_->raw_delete(address); }
+
+void NativeMemory::defer_reuse(void* address, StreamId stream) {
+    c10::DataPtr pointer(address, address, native_->raw_deleter(),
+                         c10::Device(c10::kCUDA, device_));
+    native_->recordStream(pointer,
+                          c10::cuda::getStreamFromExternal(as_cuda(stream), device_));
+    pointer.release_context();
+}
+
+std::vector<Region> NativeMemory::regions(StreamId stream) const {
+    MutexLock lock(mutex_);
+    const auto found = regions_.find(stream);
+    return found == regions_.end() ? std::vector<Region>{} : found->second;
+}
+
+bool NativeMemory::wants_rebuild(StreamId stream) const {
+    MutexLock lock(mutex_);
+    return regions_.count(stream) == 0;
+}
+
+bool NativeMemory::rebuild(StreamId stream) {
+    const c10::cuda::CUDAGuard guard(device_);
+    native_->emptyCache({0, 0});
+    forget_freed_regions();
+    std::vector<StreamId> without;
+    {
+        MutexLock lock(mutex_);
+        streams_.insert(stream);
+        for (const StreamId known : streams_) {
+            if (regions_.count(known) == 0) {
+                without.push_back(known);
+            }
+        }
+    }
+    const auto reserved = static_cast<uint64_t>(native_->getDeviceStats(device_).reserved_bytes[0].current);
+    const uint64_t limit = limit_bytes_.load();
+    const uint64_t taken = reserved + headroom_of(limit);
+    const uint64_t left = limit > taken ? limit - taken : 0;
+    const uint64_t each = left / without.size() / kSegmentRounding * kSegmentRounding;
+    if (each < kSmallestRegion) {
+        return false;
+    }
+    for (const StreamId one : without) {
+        lay_region(one, each);
+    }
+    return true;
+}
+
+void NativeMemory::lay_region(StreamId stream, uint64_t size_bytes) {
+    {
+        // The moment in which the region counts as allocated is no peak of the user's.
+        MutexLock lock(mutex_);
+        keep_peaks(native_->getDeviceStats(device_));
+    }
+    void* begin = allocate(size_bytes, stream);
+    if (begin == nullptr) {
+        return;
+    }
+    native_->raw_delete(begin);
+    native_->resetPeakStats(device_);
+    const auto address = reinterpret_cast<uintptr_t>(begin);
+    MutexLock lock(mutex_);
+    regions_[stream].push_back({address, address + size_bytes});
+}
+
+void NativeMemory::forget_freed_regions() {
+    {
+        MutexLock lock(mutex_);
+        if (regions_.empty()) {
+            return;
+        }
+    }
+    std::set<uintptr_t> segments;
+    for (const auto& segment : native_->snapshot({0, 0}, /*include_traces=*/false).segments) {
+        segments.insert(reinterpret_cast<uintptr_t>(segment.address));
+    }
+    MutexLock lock(mutex_);
+    for (auto entry = regions_.begin(); entry != regions_.end();) {
+        auto& list = entry->second;
+        list.erase(std::remove_if(list.begin(), list.end(),
+                                  [&](const Region& region) {
+                                      return segments.count(region.begin) == 0;
+                                  }),
+                   list.end());
+        entry = list.empty() ? regions_.erase(entry) : std::next(entry);
+    }
+}
+
+void NativeMemory::keep_peaks(const Stats& stats) { raise_peaks(peaks_, stats); }
+
+NativeMemory::Stats NativeMemory::stats() const {
+    Stats stats = native_->getDeviceStats(device_);
+    stats.num_ooms -= std::min(stats.num_ooms, answered_refusals_.load());
+    MutexLock lock(mutex_);
+    raise_peaks(stats, peaks_);
+    return stats;
+}
+
+void NativeMemory::reset_peaks() {
+    native_->resetPeakStats(device_);
+    MutexLock lock(mutex_);
+    peaks_ = Stats{};
+}
+
+uint64_t NativeMemory::peak_bytes() const {
+    return static_cast<uint64_t>(stats().reserved_bytes[0].peak);
+}
+
+}  // namespace trainstream

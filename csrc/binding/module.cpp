@@ -1,0 +1,180 @@
+// csrc/binding/module.cpp: the Python edge: trainstream._C.
+#include <torch/csrc/Storage.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/headeronly/version.h>
+
+#include "allocator/limits.h"
+#include "allocator/pager_registry.h"
+#include "allocator/sim_allocator.h"
+#include "allocator/storage_owner.h"
+#include "binding/managed_storages.h"
+#include "binding/operator_guard.h"
+
+#ifdef TS_WITH_CUDA
+#include "binding/cuda_module.h"
+#endif
+
+namespace trainstream {
+
+namespace py = pybind11;
+
+namespace {
+
+/// A thread that holds the GIL may have to wait for one that needs it.
+void* begin_blocking() { return PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; }
+
+void end_blocking(void* token) {
+    if (token != nullptr) {
+        PyEval_RestoreThread(static_cast<PyThreadState*>(token));
+    }
+}
+
+void install_hooks() {
+    StorageOwnerPort::instance().set_hooks(
+        {&begin_blocking, &end_blocking, &operator_guard::watch});
+}
+
+void start_sim(uint64_t vram_bytes, int64_t ram_bytes, size_t min_storage_bytes, bool verify,
+               uint64_t seed) {
+    ManagedOptions options;
+    options.vram_bytes = vram_bytes;
+    options.ram_bytes = host_limit_bytes(ram_bytes);
+    options.min_storage_bytes = min_storage_bytes;
+    options.verify = verify;
+    options.seed = seed;
+    start_sim_allocator(options);
+    operator_guard::watch(true);
+}
+
+void sim_faults(uint64_t fail_copy_one_in, uint64_t page_lock_limit_bytes) {
+    SimAllocator* allocator = sim_allocator();
+    if (allocator == nullptr) {
+        throw errors::invalid_argument("sim_faults: the simulated device does not run.");
+    }
+    allocator->device().set_faults({fail_copy_one_in, page_lock_limit_bytes});
+}
+
+py::dict stats_of(Pager& pager) {
+    const PagerStats stats = pager.stats();
+    const HostPoolStats host = pager.host().stats();
+    const CopyStats copies = pager.device().copy_stats();
+    py::dict result;
+    result["device"] = pager.device().name();
+    result["budget_bytes"] = stats.budget_bytes;
+    result["peak_bytes"] = stats.peak_bytes;
+    result["resident_bytes"] = stats.resident_bytes;
+    result["cold_bytes"] = stats.cold_bytes;
+    result["evicted_bytes"] = stats.evicted_bytes;
+    result["restored_bytes"] = stats.restored_bytes;
+    result["dropped_bytes"] = stats.dropped_bytes;
+    result["in_place_bytes"] = stats.in_place_bytes;
+    result["born_cold_bytes"] = stats.born_cold_bytes;
+    result["evictions"] = stats.evictions;
+    result["restores"] = stats.restores;
+    result["failures"] = stats.failures;
+    result["verify_faults"] = stats.verify_faults;
+    result["pins"] = stats.pinned_storages;
+    result["rebuilds"] = stats.rebuilds;
+    result["steps"] = stats.steps;
+    result["host_in_use_bytes"] = host.in_use_bytes;
+    result["host_in_use_bytes_peak"] = host.in_use_bytes_peak;
+    result["host_limit_bytes"] = host.limit_bytes;
+    result["page_locked_bytes"] = host.locked_bytes;
+    result["page_locked_bytes_peak"] = host.locked_bytes;
+    result["pageable_bytes"] = host.pageable_bytes;
+    result["growths"] = host.growths;
+    result["lock_ns"] = host.lock_ns;
+    result["stall_ns"] = copies.busy_ns;
+    result["watching"] = operator_guard::is_watching();
+    return result;
+}
+
+/// The numbers of all devices added up.
+py::dict stats() {
+    py::dict total;
+    PagerRegistry::instance().for_each([&](Pager& pager) {
+        for (const auto& [key, value] : stats_of(pager)) {
+            const bool number = py::isinstance<py::int_>(value) && !py::isinstance<py::bool_>(value);
+            if (number && total.contains(key)) {
+                total[key] = total[key].cast<uint64_t>() + value.cast<uint64_t>();
+            } else {
+                total[key] = value;
+            }
+        }
+    });
+    return total;
+}
+
+bool is_cold(const at::Tensor& tensor) {
+    bool cold = false;
+    for_tensor(tensor, [&](Pager& pager, c10::StorageImpl* storage) {
+        Residency residency = Residency::kResident;
+        const void* address = StorageOwnerPort::instance().address_of(storage);
+        cold = cold || (pager.residency(address, &residency) && residency == Residency::kCold);
+    });
+    return cold;
+}
+
+bool is_managed(const at::Tensor& tensor) {
+    bool managed = false;
+    for_tensor(tensor, [&](Pager& /*pager*/, c10::StorageImpl* /*storage*/) { managed = true; });
+    return managed;
+}
+
+c10::Storage unwrap_storage(const py::handle& storage) {
+    if (!THPStorage_Check(storage.ptr())) {
+        throw py::type_error("trainstream: expected a torch.UntypedStorage");
+    }
+    return THPStorage_Unpack(storage.ptr());
+}
+
+void pin_storage(const py::handle& storage, bool for_good) {
+    const c10::Storage unwrapped = unwrap_storage(storage);
+    py::gil_scoped_release no_gil;
+    operator_guard::pin_storage(unwrapped, for_good);
+}
+
+/// Moves everything that may move to the host: for tests and for the impatient.
+uint64_t evict_all() {
+    uint64_t bytes = 0;
+    PagerRegistry::instance().for_each([&](Pager& pager) { bytes += pager.evict_all(); });
+    return bytes;
+}
+
+void step_done() {
+    PagerRegistry::instance().for_each([](Pager& pager) { pager.step_done(); });
+}
+
+void close() {
+    PagerRegistry::instance().for_each([](Pager& pager) { pager.close(); });
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, module) {
+    using NoGil = py::call_guard<py::gil_scoped_release>;
+    install_hooks();
+    module.attr("torch_version") = TORCH_VERSION;
+    module.def("start_sim", &start_sim);
+    module.def("sim_faults", &sim_faults);
+    module.def("stats", &stats);
+    module.def("is_cold", &is_cold);
+    module.def("is_managed", &is_managed);
+    module.def("pin", &operator_guard::pin_for_good, NoGil());
+    module.def("pin_briefly", &operator_guard::pin_briefly, NoGil());
+    module.def("pin_storage", &pin_storage);
+    module.def("evict_all", &evict_all, NoGil());
+    module.def("step_done", &step_done, NoGil());
+    module.def("close", &close, NoGil());
+#ifdef TS_WITH_CUDA
+    module.attr("has_cuda") = true;
+    add_cuda_functions(module);
+#else
+    module.attr("has_cuda") = false;
+    module.def("cuda_device_count", [] {
+        return py::make_tuple(0, "this build of trainstream has no CUDA door");
+    });
+#endif
+}
+
+}  // namespace trainstream

@@ -1,0 +1,238 @@
+#include "binding/operator_guard.h"
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include <ATen/record_function.h>
+
+#include "allocator/current_stream.h"
+#include "allocator/pager_registry.h"
+#include "binding/managed_storages.h"
+#include "binding/operator_traits.h"
+
+namespace trainstream::operator_guard {
+
+namespace {
+
+struct PagerUses {
+    Pager* pager = nullptr;
+    std::vector<Use> uses;
+};
+
+struct PagerPins {
+    Pager* pager = nullptr;
+    Pins pins;
+};
+
+/// A pointer that was handed out: pinned until this thread has passed so many boundaries.
+struct BriefPin {
+    PagerPins held;
+    uint64_t until_boundary = 0;
+};
+
+/// What one thread is in the middle of.
+///
+/// Everything an outermost operator, and those it calls, has named stays pinned until the outermost
+/// one ends: a kernel keeps bare pointers across the operators that it calls for itself.
+///
+/// Owner: its thread. Lock: none.
+struct ThreadState {
+    int depth = 0;
+    uint64_t boundaries = 0;
+    std::vector<PagerPins> pins;
+    std::vector<BriefPin> brief;
+    std::vector<PagerUses> uses;  // Scratch, kept for its memory.
+
+    ~ThreadState() {
+        for (PagerPins& held : pins) {
+            held.pager->end_use(&held.pins);
+        }
+        for (BriefPin& pin : brief) {
+            pin.held.pager->end_use(&pin.held.pins);
+        }
+    }
+
+    Pins* pins_of(Pager* pager) {
+        for (PagerPins& held : pins) {
+            if (held.pager == pager) {
+                return &held.pins;
+            }
+        }
+        pins.push_back({pager, {}});
+        return &pins.back().pins;
+    }
+
+    std::vector<Use>& uses_of(Pager* pager) {
+        for (PagerUses& group : uses) {
+            if (group.pager == pager) {
+                return group.uses;
+            }
+        }
+        uses.push_back({pager, {}});
+        return uses.back().uses;
+    }
+};
+
+ThreadState& thread_state() {
+    thread_local ThreadState state;
+    return state;
+}
+
+/// Marks a range that is no operator: it neither nests nor pins, since what it runs announces itself.
+struct NotAnOperator final : at::ObserverContext {};
+
+void announce(const at::RecordFunction& function, const OperatorTraits* traits, ThreadState& state) {
+    for (PagerUses& group : state.uses) {
+        group.uses.clear();
+    }
+    bool any = false;
+    const auto inputs = function.inputs();
+    for (size_t i = 0; i < inputs.size(); ++i) {
+        // A Python function may hand its arguments to code that torch does not see: it may write.
+        const bool writes = traits == nullptr || traits->writes_argument(i);
+        const UseKind kind = traits == nullptr ? UseKind::kMetadata : traits->kind;
+        for_value(inputs[i], [&](Pager& pager, c10::StorageImpl* storage) {
+            state.uses_of(&pager).push_back({storage, writes, kind});
+            any = true;
+        });
+    }
+    if (!any) {
+        return;
+    }
+    for (PagerUses& group : state.uses) {
+        if (group.uses.empty()) {
+            continue;
+        }
+        const CurrentStream stream(*group.pager);
+        if (PagerRegistry::instance().pools_open()) {
+            group.pager->set_capturing(group.pager->device().is_capturing(stream.id()));
+        }
+        if (traits == nullptr) {
+            Pins passing;
+            group.pager->begin_use(group.uses, stream.id(), &passing);
+            group.pager->end_use(&passing);
+        } else {
+            group.pager->begin_use(group.uses, stream.id(), state.pins_of(group.pager));
+        }
+    }
+}
+
+/// Makes the owners of what was returned known, so that it can move before it is ever an input.
+void announce_outputs(const at::RecordFunction& function, ThreadState& state) {
+    std::vector<std::pair<Pager*, std::vector<void*>>> groups;
+    for (const c10::IValue& output : function.outputs()) {
+        for_value(output, [&](Pager& pager, c10::StorageImpl* storage) {
+            if (groups.empty() || groups.back().first != &pager) {
+                groups.push_back({&pager, {}});
+            }
+            groups.back().second.push_back(storage);
+        });
+    }
+    for (auto& [pager, owners] : groups) {
+        const CurrentStream stream(*pager);
+        // Inside another operator the caller may go on with a bare pointer to it.
+        pager->note_outputs(owners, stream.id(), state.depth > 0 ? state.pins_of(pager) : nullptr);
+    }
+}
+
+void pass_boundary(ThreadState& state) {
+    ++state.boundaries;
+    for (PagerPins& held : state.pins) {
+        held.pager->end_use(&held.pins);
+        held.pager->boundary();
+    }
+    while (!state.brief.empty() && state.brief.front().until_boundary <= state.boundaries) {
+        PagerPins& held = state.brief.front().held;
+        held.pager->end_use(&held.pins);
+        state.brief.erase(state.brief.begin());
+    }
+}
+
+std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
+    if (PagerRegistry::instance().forked()) {
+        return nullptr;
+    }
+    ThreadState& state = thread_state();
+    const OperatorTraits* traits = traits_of(function);
+    std::unique_ptr<at::ObserverContext> context;
+    if (traits == nullptr) {
+        context = std::make_unique<NotAnOperator>();
+    } else {
+        ++state.depth;  // Before anything can throw: on_end takes it back.
+    }
+    announce(function, traits, state);
+    return context;
+}
+
+void on_end(const at::RecordFunction& function, at::ObserverContext* context) {
+    if (PagerRegistry::instance().forked() || context != nullptr) {
+        return;
+    }
+    ThreadState& state = thread_state();
+    if (state.depth == 0) {
+        return;  // It began before the fork of this process.
+    }
+    --state.depth;
+    announce_outputs(function, state);
+    if (state.depth == 0) {
+        pass_boundary(state);
+    }
+}
+
+std::mutex g_watch_mutex;  // A leaf: torch's own callback list is all that is called under it.
+int g_watchers = 0;
+at::CallbackHandle g_callback = at::INVALID_CALLBACK_HANDLE;
+std::atomic<bool> g_watching{false};
+
+}  // namespace
+
+void watch(bool on) {
+    std::lock_guard<std::mutex> lock(g_watch_mutex);
+    g_watchers += on ? 1 : -1;
+    if (g_watchers > 0 && g_callback == at::INVALID_CALLBACK_HANDLE) {
+        g_callback = at::addGlobalCallback(at::RecordFunctionCallback(on_start, on_end)
+                                               .needsInputs(true)
+                                               .needsOutputs(true)
+                                               .scopes({at::RecordScope::FUNCTION}));
+    } else if (g_watchers <= 0 && g_callback != at::INVALID_CALLBACK_HANDLE) {
+        at::removeCallback(g_callback);
+        g_callback = at::INVALID_CALLBACK_HANDLE;
+    }
+    g_watching.store(g_callback != at::INVALID_CALLBACK_HANDLE);
+}
+
+bool is_watching() { return g_watching.load(); }
+
+namespace {
+
+void pin_storage_briefly(Pager& pager, c10::StorageImpl* storage) {
+    if (!is_watching()) {
+        return;  // Nothing moves, and no boundary would ever take the pin back.
+    }
+    ThreadState& state = thread_state();
+    BriefPin pin{{&pager, {}}, state.boundaries + 2};
+    const CurrentStream stream(pager);
+    pager.begin_use({{storage, /*writes=*/true, UseKind::kBringIn}}, stream.id(), &pin.held.pins);
+    state.brief.push_back(std::move(pin));
+}
+
+void pin_storage_for_good(Pager& pager, c10::StorageImpl* storage) {
+    const CurrentStream stream(pager);
+    pager.pin_for_good(storage, stream.id());
+}
+
+}  // namespace
+
+void pin_briefly(const at::Tensor& tensor) { for_tensor(tensor, &pin_storage_briefly); }
+
+void pin_for_good(const at::Tensor& tensor) { for_tensor(tensor, &pin_storage_for_good); }
+
+void pin_storage(const c10::Storage& storage, bool for_good) {
+    for_storage(storage.unsafeGetStorageImpl(),
+                for_good ? &pin_storage_for_good : &pin_storage_briefly);
+}
+
+}  // namespace trainstream::operator_guard

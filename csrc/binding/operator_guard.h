@@ -1,0 +1,21 @@
+// csrc/binding/operator_guard.h: tells the pagers what each operator uses, through RecordFunction.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "pager/pager.h"
+
+namespace trainstream::operator_guard {
+
+/// Counts those who want uses announced; the callback is registered while there is one.
+void watch(bool on);
+bool is_watching();
+
+/// A use outside any operator, of a pointer handed out: `tensor`'s managed storages are brought in and
+/// count as written. Briefly: until this thread's next-but-one operator boundary. For good: while
+/// the storage lives.
+void pin_briefly(const at::Tensor& tensor);
+void pin_for_good(const at::Tensor& tensor);
+void pin_storage(const c10::Storage& storage, bool for_good);
+
+}  // namespace trainstream::operator_guard

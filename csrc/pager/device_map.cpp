@@ -1,0 +1,153 @@
+#include "pager/device_map.h"
+
+#include <algorithm>
+#include <deque>
+
+#include "base/assert.h"
+
+namespace trainstream {
+
+namespace {
+
+uintptr_t as_address(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
+
+/// One region as a row of blocks: where each starts and ends, slack included.
+struct Row {
+    struct Item {
+        uintptr_t begin;
+        uintptr_t end;
+        const StoragePtr* storage;
+    };
+    std::vector<Item> items;
+    uintptr_t begin;
+    uintptr_t end;
+
+    /// Where the free bytes before item `i` begin.
+    uintptr_t free_from(size_t i) const { return i == 0 ? begin : items[i - 1].end; }
+    /// Where the free bytes after item `i - 1` end.
+    uintptr_t free_to(size_t i) const { return i == items.size() ? end : items[i].begin; }
+};
+
+Row row_of(const std::map<uintptr_t, StoragePtr>& blocks, const Region& region, size_t slack) {
+    Row row{{}, region.begin, region.end};
+    for (auto it = blocks.lower_bound(region.begin);
+         it != blocks.end() && it->first < region.end; ++it) {
+        auto next = std::next(it);
+        const uintptr_t limit =
+            next != blocks.end() && next->first < region.end ? next->first : region.end;
+        const uintptr_t end = it->first + it->second->size_bytes() + slack;
+        row.items.push_back({it->first, std::min(end, limit), &it->second});
+    }
+    return row;
+}
+
+/// The best window of one row: items [first, last) leave, their hottest has `heat`.
+struct Window {
+    size_t first = 0;
+    size_t last = 0;
+    uint64_t heat = UINT64_MAX;
+    uint64_t bytes = UINT64_MAX;
+    bool better_than(const Window& other) const {
+        return heat != other.heat ? heat < other.heat : bytes < other.bytes;
+    }
+};
+
+/// Two ends moving over the row; a deque keeps the falling heats, so that its front is the hottest.
+Window best_window(const Row& row, size_t need) {
+    Window best;
+    std::deque<size_t> hottest;
+    size_t first = 0;
+    uint64_t bytes = 0;
+    for (size_t last = 0; last < row.items.size(); ++last) {
+        const Storage& storage = **row.items[last].storage;
+        if (!storage.movable()) {
+            first = last + 1;
+            bytes = 0;
+            hottest.clear();
+            continue;
+        }
+        bytes += storage.size_bytes();
+        while (!hottest.empty() && (*row.items[hottest.back()].storage)->heat() <= storage.heat()) {
+            hottest.pop_back();
+        }
+        hottest.push_back(last);
+        // As short as it can be while it still gives the bytes.
+        while (first < last && row.free_to(last + 1) - row.free_from(first + 1) >= need) {
+            bytes -= (*row.items[first].storage)->size_bytes();
+            if (hottest.front() == first) {
+                hottest.pop_front();
+            }
+            ++first;
+        }
+        if (row.free_to(last + 1) - row.free_from(first) >= need) {
+            const Window window{first, last + 1,
+                                (*row.items[hottest.front()].storage)->heat(), bytes};
+            best = window.better_than(best) ? window : best;
+        }
+    }
+    return best;
+}
+
+}  // namespace
+
+void DeviceMap::insert(const StoragePtr& storage) {
+    const bool inserted = blocks_.emplace(as_address(storage->device_address()), storage).second;
+    TS_ASSERT(inserted);
+    static_cast<void>(inserted);
+    bytes_ += storage->size_bytes();
+}
+
+void DeviceMap::erase(const void* device_address) {
+    const auto found = blocks_.find(as_address(device_address));
+    TS_ASSERT(found != blocks_.end());
+    bytes_ -= found->second->size_bytes();
+    blocks_.erase(found);
+}
+
+bool DeviceMap::has_gap(const std::vector<Region>& regions, size_t need, size_t slack) const {
+    for (const Region& region : regions) {
+        uintptr_t free_from = region.begin;
+        for (auto it = blocks_.lower_bound(region.begin);
+             it != blocks_.end() && it->first < region.end; ++it) {
+            if (it->first >= free_from + need) {
+                return true;
+            }
+            free_from = it->first + it->second->size_bytes() + slack;
+        }
+        if (region.end >= free_from + need) {
+            return true;
+        }
+    }
+    return false;
+}
+
+std::vector<StoragePtr> DeviceMap::coldest_window(const std::vector<Region>& regions, size_t need,
+                                                  size_t slack) const {
+    Window best;
+    Row best_row{};
+    for (const Region& region : regions) {
+        Row row = row_of(blocks_, region, slack);
+        const Window window = best_window(row, need);
+        if (window.better_than(best)) {
+            best = window;
+            best_row = std::move(row);
+        }
+    }
+    std::vector<StoragePtr> victims;
+    for (size_t i = best.first; i < best.last; ++i) {
+        victims.push_back(*best_row.items[i].storage);
+    }
+    return victims;
+}
+
+std::vector<StoragePtr> DeviceMap::movable() const {
+    std::vector<StoragePtr> storages;
+    for (const auto& [address, storage] : blocks_) {
+        if (storage->movable()) {
+            storages.push_back(storage);
+        }
+    }
+    return storages;
+}
+
+}  // namespace trainstream

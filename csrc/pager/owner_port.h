@@ -1,0 +1,35 @@
+// csrc/pager/owner_port.h: what the pager asks of whoever points to a storage's bytes.
+//
+// On torch an owner is a StorageImpl; in tests it is a plain struct. The pager stays free of both.
+#pragma once
+
+namespace trainstream {
+
+/// Calls marked (L) are made under the pager's lock: they may not block, allocate device memory, take
+/// a lock or the GIL. All others are made with no lock held.
+class OwnerPort {
+public:
+    virtual ~OwnerPort() = default;
+
+    /// (L) The address that `owner` points to now. The owner is alive: an operator holds it.
+    virtual void* address_of(const void* owner) const = 0;
+    /// (L) Keeps `owner`'s memory, not its bytes, until forget().
+    virtual void remember(void* owner) = 0;
+    /// Ends remember().
+    virtual void forget(void* owner) noexcept = 0;
+    /// Keeps the bytes until release(). False: the owner has let go of them already.
+    virtual bool hold(void* owner) = 0;
+    /// Ends hold(); the owner may free its bytes in this call.
+    virtual void release(void* owner) noexcept = 0;
+    /// (L) Makes `owner` point to `to`. False, and nothing changed, when it does not point to `from`.
+    virtual bool repoint(void* owner, void* from, void* to) = 0;
+
+    /// This thread is about to wait for another one that may need the GIL; undone by the second.
+    virtual void* begin_blocking() { return nullptr; }
+    virtual void end_blocking(void* /*token*/) {}
+
+    /// Whether uses are announced from now on (the operator guard).
+    virtual void watch(bool /*on*/) {}
+};
+
+}  // namespace trainstream

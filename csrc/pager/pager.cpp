@@ -1,0 +1,448 @@
+// csrc/pager/pager.cpp: allocation, uses and bookkeeping. The moves are in pager_moves.cpp.
+#include "pager/pager.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/assert.h"
+#include "base/bytes.h"
+
+namespace trainstream {
+
+namespace {
+
+// Announced uses that must pass after watching starts again before anything may move: operators in
+// flight at that moment were not announced, and the few operators each of them calls look outermost.
+constexpr int kWarmUpBoundaries = 256;
+
+// Steps without a move after which a run counts as one that fits.
+constexpr uint64_t kQuietSteps = 2;
+
+}  // namespace
+
+Pager::Pager(Device& device, DeviceMemory& memory, HostPool& host, OwnerPort& port,
+             const PagerOptions& options)
+    : device_(device), memory_(memory), host_(host), port_(port), options_(options) {}
+
+void* Pager::allocate(size_t size_bytes, StreamId stream) {
+    sweep();
+    void* block = take_block(size_bytes, stream, Effort::kEvict);
+    if (block == nullptr) {
+        return born_cold(size_bytes, stream);
+    }
+    add(std::make_shared<Storage>(size_bytes, stream, block));
+    return block;
+}
+
+void* Pager::born_cold(size_t size_bytes, StreamId stream) {
+    std::optional<HostBlock> host = host_block_for(size_bytes);
+    if (host.has_value() && !host->device_visible) {
+        host_.free(*host, {});
+        host.reset();
+    }
+    if (!host.has_value()) {
+        // The budget is ours, the device is the user's: rather past the budget than no run.
+        void* block = memory_.allocate_beyond_budget(size_bytes, stream);
+        if (block == nullptr) {
+            throw_out_of_memory(size_bytes);
+        }
+        add(std::make_shared<Storage>(size_bytes, stream, block));
+        return block;
+    }
+    add(std::make_shared<Storage>(size_bytes, stream, *host));
+    MutexLock lock(mutex_);
+    stats_.born_cold_bytes += size_bytes;
+    return host->address;
+}
+
+void Pager::add(const StoragePtr& storage) {
+    bool growing = false;
+    {
+        MutexLock lock(mutex_);
+        storage->touch(clock_);
+        const bool inserted = table_.emplace(storage->address(), storage).second;
+        TS_ASSERT(inserted);
+        static_cast<void>(inserted);
+        if (storage->device_address() != nullptr) {
+            map_.insert(storage);
+            resident_peak_bytes_ = std::max(resident_peak_bytes_, map_.bytes());
+            growing = watch_.load() == Watch::kOff && map_.bytes() > watch_again_bytes_;
+        } else {
+            stats_.cold_bytes += storage->size_bytes();
+        }
+    }
+    if (growing) {
+        start_watching();
+    }
+}
+
+bool Pager::free(void* address) noexcept {
+    StoragePtr storage;
+    {
+        MutexLock lock(mutex_);
+        const auto found = table_.find(address);
+        if (found == table_.end()) {
+            return false;
+        }
+        storage = found->second;
+        table_.erase(found);
+        storage->freed = true;
+        if (storage->in_transition()) {
+            return true;  // Whoever moves it cleans up: see abandon_evict and cancel_restore.
+        }
+        if (storage->device_address() != nullptr) {
+            map_.erase(storage->device_address());
+        } else {
+            stats_.cold_bytes -= storage->size_bytes();
+        }
+        forget_later(*storage);
+    }
+    try {
+        free_blocks(storage);
+        sweep();
+    } catch (const Error& error) {
+        // Only a broken device refuses an event; its memory is lost with it.
+        std::fprintf(stderr, "%s\n", error.what());
+    }
+    return true;
+}
+
+void Pager::free_blocks(const StoragePtr& storage) {
+    if (storage->device_address() != nullptr) {
+        for (const StreamId stream : storage->recorded()) {
+            memory_.defer_reuse(storage->device_address(), stream);
+        }
+        memory_.free(storage->device_address());
+    }
+    if (storage->host().address == nullptr) {
+        return;
+    }
+    if (storage->is_clean()) {
+        host_.free(storage->host(), {storage->ready()});  // Only its copy to the device reads it.
+        return;
+    }
+    if (capturing()) {
+        MutexLock lock(mutex_);
+        deferred_.push_back(storage);
+        swept_.store(false);
+        return;
+    }
+    host_.free(storage->host(), events_of(storage->streams(), storage->ready()));
+}
+
+std::vector<Event> Pager::events_of(const std::vector<StreamId>& streams, const Event& ready) {
+    std::vector<Event> events;
+    for (const StreamId stream : streams) {
+        events.push_back(device_.record(stream));
+    }
+    if (ready != nullptr) {
+        events.push_back(ready);
+    }
+    return events;
+}
+
+void Pager::begin_use(const std::vector<Use>& uses, StreamId stream, Pins* pins) {
+    std::vector<Entry> entries;
+    std::vector<Event> waits;
+    {
+        MutexLock lock(mutex_);
+        pin_entries(uses, stream, &entries, pins);
+        for (const Entry& entry : entries) {
+            if (needs_restore(entry)) {
+                lock.unlock();
+                restore(entry, stream,
+                        entry.kind == UseKind::kBringIn ? Effort::kEvict : Effort::kFreeRoomOnly);
+                lock.lock();
+            }
+            settle(entry, stream, &waits);
+        }
+    }
+    for (const Event& event : waits) {
+        device_.wait(stream, event);
+    }
+    sweep();
+}
+
+void Pager::pin_entries(const std::vector<Use>& uses, StreamId stream,
+                        std::vector<Entry>* entries, Pins* pins) {
+    const uint64_t ticket = ++clock_;
+    for (const Use& use : uses) {
+        const StoragePtr storage = settled(use.owner);
+        if (storage == nullptr) {
+            continue;
+        }
+        note_owner(storage, use.owner);
+        if (storage->ticket == ticket) {
+            Entry& entry = (*entries)[storage->ticket_slot];
+            entry.kind = std::max(entry.kind, use.kind);
+            entry.writes = entry.writes || use.writes;
+            continue;
+        }
+        storage->ticket = ticket;
+        storage->ticket_slot = entries->size();
+        storage->pin();
+        storage->used_by(stream);
+        if (use.kind != UseKind::kMetadata) {
+            storage->touch(ticket);
+        }
+        entries->push_back({storage, use.owner, use.kind, use.writes});
+        pins->push_back(storage);
+    }
+}
+
+StoragePtr Pager::settled(void* owner) {
+    for (;;) {
+        const auto found = table_.find(port_.address_of(owner));
+        if (found == table_.end()) {
+            return nullptr;
+        }
+        const StoragePtr storage = found->second;
+        if (!storage->in_transition()) {
+            return storage;
+        }
+        wait_for_transition(storage);  // It may have another address afterwards.
+    }
+}
+
+void Pager::wait_for_transition(const StoragePtr& storage) {
+    // The thread that moves it may need the GIL, and taking the GIL back needs our lock open.
+    mutex_.unlock();
+    void* token = port_.begin_blocking();
+    mutex_.lock();
+    while (storage->in_transition()) {
+        settled_.wait(mutex_);
+    }
+    mutex_.unlock();
+    port_.end_blocking(token);
+    mutex_.lock();
+}
+
+bool Pager::needs_restore(const Entry& entry) const {
+    if (entry.storage->residency() == Residency::kResident || entry.storage->freed || !may_move()) {
+        return false;
+    }
+    const bool must = !entry.storage->host().device_visible && entry.kind != UseKind::kMetadata;
+    return must || entry.kind == UseKind::kBringIn || entry.kind == UseKind::kBringInIfRoom;
+}
+
+void Pager::settle(const Entry& entry, StreamId stream, std::vector<Event>* waits) {
+    Storage& storage = *entry.storage;
+    if (entry.kind == UseKind::kMetadata && !entry.writes) {
+        return;
+    }
+    if (storage.residency() == Residency::kCold) {
+        stats_.in_place_bytes += storage.size_bytes();
+    }
+    if (capturing()) {
+        storage.pin_for_good();  // A replay will use this address, and may write.
+        drop_host_copy(storage);
+        return;  // torch synchronizes before a capture, and no outside event may be waited for in it.
+    }
+    if (entry.writes) {
+        drop_host_copy(storage);
+    }
+    if (Event event = storage.take_wait(stream)) {
+        waits->push_back(std::move(event));
+    }
+}
+
+void Pager::note_owner(const StoragePtr& storage, void* owner) {
+    if (storage->owner == owner) {
+        return;
+    }
+    forget_later(*storage);
+    port_.remember(owner);
+    storage->owner = owner;
+}
+
+void Pager::forget_later(Storage& storage) {
+    if (storage.owner != nullptr) {
+        forgotten_.push_back(std::exchange(storage.owner, nullptr));
+        swept_.store(false);
+    }
+}
+
+void Pager::drop_host_copy(Storage& storage) {
+    const HostBlock block = storage.drop_host_copy();
+    if (block) {
+        dropped_.emplace_back(block, storage.ready());
+        swept_.store(false);
+    }
+}
+
+void Pager::end_use(Pins* pins) noexcept {
+    if (pins->empty()) {
+        return;
+    }
+    {
+        MutexLock lock(mutex_);
+        for (const StoragePtr& storage : *pins) {
+            storage->unpin();
+        }
+    }
+    pins->clear();
+}
+
+void Pager::note_outputs(const std::vector<void*>& owners, StreamId stream, Pins* pins) {
+    MutexLock lock(mutex_);
+    for (void* owner : owners) {
+        const auto found = table_.find(port_.address_of(owner));
+        if (found == table_.end() || found->second->in_transition()) {
+            continue;
+        }
+        const StoragePtr& storage = found->second;
+        note_owner(storage, owner);
+        storage->used_by(stream);
+        storage->touch(clock_);
+        if (capturing()) {
+            storage->pin_for_good();
+        }
+        if (pins != nullptr) {
+            storage->pin();
+            pins->push_back(storage);
+        }
+    }
+}
+
+void Pager::pin_for_good(void* owner, StreamId stream) {
+    Pins pins;
+    begin_use({{owner, /*writes=*/true, UseKind::kBringIn}}, stream, &pins);
+    {
+        MutexLock lock(mutex_);
+        for (const StoragePtr& storage : pins) {
+            storage->pin_for_good();
+        }
+    }
+    end_use(&pins);
+}
+
+bool Pager::record_stream(const void* address, StreamId stream) {
+    MutexLock lock(mutex_);
+    const auto found = table_.find(address);
+    if (found == table_.end()) {
+        return false;
+    }
+    found->second->record_stream(stream);
+    return true;
+}
+
+bool Pager::residency(const void* address, Residency* residency) const {
+    MutexLock lock(mutex_);
+    const auto found = table_.find(address);
+    if (found == table_.end()) {
+        return false;
+    }
+    *residency = found->second->residency();
+    return true;
+}
+
+bool Pager::may_move() const {
+    return watch_.load() == Watch::kOn && !capturing() && !closed_.load();
+}
+
+void Pager::boundary() {
+    if (watch_.load() != Watch::kWarmingUp) {
+        return;
+    }
+    if (warm_up_boundaries_.fetch_sub(1) <= 1) {
+        Watch expected = Watch::kWarmingUp;
+        watch_.compare_exchange_strong(expected, Watch::kOn);
+    }
+}
+
+void Pager::start_watching() {
+    Watch expected = Watch::kOff;
+    warm_up_boundaries_.store(kWarmUpBoundaries);
+    if (watch_.compare_exchange_strong(expected, Watch::kWarmingUp)) {
+        port_.watch(true);
+    }
+}
+
+void Pager::step_done() {
+    bool stop = false;
+    {
+        MutexLock lock(mutex_);
+        ++stats_.steps;
+        const uint64_t moves = stats_.evictions + stats_.restores + stats_.born_cold_bytes;
+        const uint64_t budget = memory_.budget_bytes();
+        const bool quiet = moves == moves_at_last_step_ && stats_.cold_bytes == 0 &&
+                           resident_peak_bytes_ <= budget - budget / 10;
+        moves_at_last_step_ = moves;
+        quiet_steps_ = quiet ? quiet_steps_ + 1 : 0;
+        if (quiet_steps_ >= kQuietSteps && watch_.load() == Watch::kOn && !capturing()) {
+            watch_again_bytes_ = (resident_peak_bytes_ + budget) / 2;
+            watch_.store(Watch::kOff);
+            stop = true;
+        }
+    }
+    if (stop) {
+        port_.watch(false);
+    }
+}
+
+void Pager::close() {
+    closed_.store(true);
+    port_.watch(false);
+}
+
+void Pager::sweep() {
+    if (swept_.load()) {
+        return;
+    }
+    std::vector<void*> forgotten;
+    std::vector<std::pair<HostBlock, Event>> dropped;
+    std::vector<StoragePtr> deferred;
+    {
+        MutexLock lock(mutex_);
+        forgotten.swap(forgotten_);
+        dropped.swap(dropped_);
+        if (!capturing()) {
+            deferred.swap(deferred_);
+        }
+        swept_.store(deferred_.empty());
+    }
+    for (void* owner : forgotten) {
+        port_.forget(owner);
+    }
+    for (const auto& [block, event] : dropped) {
+        host_.free(block, {event});
+    }
+    for (const StoragePtr& storage : deferred) {
+        host_.free(storage->host(), events_of(storage->streams(), storage->ready()));
+    }
+}
+
+void Pager::throw_out_of_memory(size_t size_bytes) {
+    MemoryNumbers numbers;
+    numbers.asked_bytes = size_bytes;
+    numbers.budget_bytes = memory_.budget_bytes();
+    const HostPoolStats host = host_.stats();
+    numbers.host_limit_bytes = host.limit_bytes;
+    numbers.host_in_use_bytes = host.in_use_bytes;
+    {
+        MutexLock lock(mutex_);
+        numbers.in_use_bytes = map_.bytes();
+        numbers.pinned_bytes = map_.bytes();
+        for (const StoragePtr& storage : map_.movable()) {
+            numbers.pinned_bytes -= storage->size_bytes();
+        }
+    }
+    throw errors::out_of_memory(numbers);
+}
+
+PagerStats Pager::stats() const {
+    const uint64_t budget = memory_.budget_bytes();
+    const uint64_t peak = memory_.peak_bytes();
+    MutexLock lock(mutex_);
+    PagerStats stats = stats_;
+    stats.budget_bytes = budget;
+    stats.peak_bytes = peak;
+    stats.resident_bytes = map_.bytes();
+    stats.pinned_storages = 0;
+    for (const auto& [address, storage] : map_.blocks()) {
+        stats.pinned_storages += storage->pinned_for_good() ? 1 : 0;
+    }
+    return stats;
+}
+
+}  // namespace trainstream

@@ -1,0 +1,193 @@
+// csrc/pager/pager.h: decides where each managed storage's bytes are, and moves them.
+//
+// On demand and in coldness order: nothing here looks ahead. Knows no torch and no CUDA.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/mutex.h"
+#include "device/device.h"
+#include "device/device_memory.h"
+#include "pager/device_map.h"
+#include "pager/host_pool.h"
+#include "pager/owner_port.h"
+#include "pager/storage.h"
+
+namespace trainstream {
+
+struct PagerOptions {
+    /// Compares the bytes of every storage that leaves without a copy, and says when they differ.
+    bool verify = false;
+};
+
+/// Running totals since the pager was made, and what is where now. Bytes unless named otherwise.
+struct PagerStats {
+    uint64_t budget_bytes = 0;
+    uint64_t peak_bytes = 0;          // Most taken from the device.
+    uint64_t resident_bytes = 0;      // Managed, in device memory, now.
+    uint64_t cold_bytes = 0;          // Managed, in host memory, now.
+    uint64_t evicted_bytes = 0;       // Copied to the host.
+    uint64_t restored_bytes = 0;      // Copied to the device.
+    uint64_t dropped_bytes = 0;       // Left without a copy: the host copy was still right.
+    uint64_t in_place_bytes = 0;      // Used by an operator where they were, cold.
+    uint64_t born_cold_bytes = 0;     // Allocated in host memory for lack of room.
+    uint64_t evictions = 0;
+    uint64_t restores = 0;
+    uint64_t failures = 0;            // Moves that did not happen: a refused copy or allocation.
+    uint64_t verify_faults = 0;       // Clean drops whose bytes differed.
+    uint64_t pinned_storages = 0;     // Pinned for good, now.
+    uint64_t rebuilds = 0;            // Times the device's regions were laid out anew.
+    uint64_t steps = 0;
+};
+
+/// The storages that an operator, or a thread, has pinned.
+using Pins = std::vector<StoragePtr>;
+
+/// One storage that an operator names.
+struct Use {
+    void* owner = nullptr;
+    bool writes = false;
+    UseKind kind = UseKind::kMetadata;
+};
+
+/// Owner: the allocator, one for each device; lives as long as the process.
+/// Lock:  `mutex_` of rank kPager guards the table and every Storage. Copies, allocations, waits and
+///        calls of OwnerPort that may free or block happen with it open; a storage in transition
+///        (kEvicting, kRestoring) belongs to the thread that moves it.
+///
+/// Invariants, checked in debug builds after each move:
+///   1. `table_` has each living storage under its address(); no two share one.
+///   2. `map_` has just the storages with a device block.
+///   3. A thread marks at most one storage as in transition, and waits for none while it does; an
+///      eviction inside a restore is the one nesting, and evictions wait for nobody.
+class Pager {
+public:
+    Pager(Device& device, DeviceMemory& memory, HostPool& host, OwnerPort& port,
+          const PagerOptions& options);
+    Pager(const Pager&) = delete;
+    Pager& operator=(const Pager&) = delete;
+
+    /// A new managed storage: on the device, after evicting colder ones if need be, or born cold.
+    /// Throws Error(kOutOfMemory).
+    void* allocate(size_t size_bytes, StreamId stream);
+    /// Frees the storage at `address`. False: not one of this pager's.
+    bool free(void* address) noexcept;
+
+    /// Pins what `uses` names, brings in or orders what needs it, notes writes, and adds the pins.
+    void begin_use(const std::vector<Use>& uses, StreamId stream, Pins* pins);
+    void end_use(Pins* pins) noexcept;
+    /// Storages an operator made: their owners become known. Pins them when `pins` is given.
+    void note_outputs(const std::vector<void*>& owners, StreamId stream, Pins* pins);
+    /// A use outside any operator: brings in if possible and pins for as long as it lives.
+    void pin_for_good(void* owner, StreamId stream);
+    /// A stream that torch was told about (record_stream). False: not managed.
+    bool record_stream(const void* address, StreamId stream);
+    /// Where the storage at `address` is; false when it is not managed.
+    bool residency(const void* address, Residency* residency) const;
+
+    /// Moves every storage that may move to the host. Returns the bytes that left.
+    uint64_t evict_all();
+    /// An optimizer's step has ended.
+    void step_done();
+    /// An outermost operator has ended on some thread.
+    void boundary();
+    /// While a graph is being captured nothing moves, and what is touched stays for good.
+    void set_capturing(bool capturing) { capturing_.store(capturing); }
+    bool capturing() const { return capturing_.load(); }
+    /// Nothing moves any more: the interpreter is going away.
+    void close();
+
+    Device& device() { return device_; }
+    DeviceMemory& memory() { return memory_; }
+    const HostPool& host() const { return host_; }
+    PagerStats stats() const;
+
+private:
+    enum class Effort : uint8_t { kFreeRoomOnly, kEvict };
+    // Whether uses are announced. A run that fits goes off and pays nothing; growth towards the
+    // budget goes on again, and a while of announced uses passes before anything may move, since an
+    // operator in flight at that moment was not announced.
+    enum class Watch : uint8_t { kOn, kOff, kWarmingUp };
+
+    /// One storage of a use, and all that the operator does with it.
+    struct Entry {
+        StoragePtr storage;
+        void* owner;
+        UseKind kind;
+        bool writes;
+    };
+
+    void* take_block(size_t size_bytes, StreamId stream, Effort effort);
+    void* take_block_by_evicting(size_t size_bytes, StreamId stream);
+    std::vector<StoragePtr> choose(size_t size_bytes, const std::vector<Region>& regions);
+    void* born_cold(size_t size_bytes, StreamId stream);
+    void add(const StoragePtr& storage);
+    bool may_move() const;
+
+    bool evict(const StoragePtr& storage);
+    bool leave(const StoragePtr& storage, void* owner);
+    std::optional<HostBlock> host_block_for(size_t size_bytes);
+    void drop_host_copies();
+    void check_host_copy(const StoragePtr& storage);
+    void order_home_after(const std::vector<StreamId>& streams, StreamId home);
+    bool finish_evict(const StoragePtr& storage, void* owner, const HostBlock& host, Event done);
+    void abandon_evict(const StoragePtr& storage);
+    bool restore(const Entry& entry, StreamId stream, Effort effort);
+    bool finish_restore(const Entry& entry, StreamId stream, void* block, const Event& done);
+    void cancel_restore(const StoragePtr& storage, bool failed);
+
+    void pin_entries(const std::vector<Use>& uses, StreamId stream, std::vector<Entry>* entries,
+                     Pins* pins) TS_REQUIRES(mutex_);
+    bool needs_restore(const Entry& entry) const TS_REQUIRES(mutex_);
+    void settle(const Entry& entry, StreamId stream, std::vector<Event>* waits)
+        TS_REQUIRES(mutex_);
+    StoragePtr settled(void* owner) TS_REQUIRES(mutex_);
+    void wait_for_transition(const StoragePtr& storage) TS_REQUIRES(mutex_);
+    void note_owner(const StoragePtr& storage, void* owner) TS_REQUIRES(mutex_);
+    void drop_host_copy(Storage& storage) TS_REQUIRES(mutex_);
+    void forget_later(Storage& storage) TS_REQUIRES(mutex_);
+    void free_blocks(const StoragePtr& storage);
+    std::vector<Event> events_of(const std::vector<StreamId>& streams, const Event& ready);
+    /// Lets go of what was put aside under the lock. Called with it open.
+    void sweep();
+    [[noreturn]] void throw_out_of_memory(size_t size_bytes);
+    void start_watching();
+
+    Device& device_;
+    DeviceMemory& memory_;
+    HostPool& host_;
+    OwnerPort& port_;
+    const PagerOptions options_;
+
+    mutable Mutex mutex_{LockRank::kPager};
+    CondVar settled_;  // A transition has ended.
+    std::unordered_map<const void*, StoragePtr> table_ TS_GUARDED_BY(mutex_);
+    DeviceMap map_ TS_GUARDED_BY(mutex_);
+    uint64_t clock_ TS_GUARDED_BY(mutex_) = 0;
+    PagerStats stats_ TS_GUARDED_BY(mutex_);
+    // Owners and blocks to let go of once the lock is open.
+    std::vector<void*> forgotten_ TS_GUARDED_BY(mutex_);
+    std::vector<std::pair<HostBlock, Event>> dropped_ TS_GUARDED_BY(mutex_);
+    // Freed during a capture, when no event can be recorded: their blocks wait for its end.
+    std::vector<StoragePtr> deferred_ TS_GUARDED_BY(mutex_);
+    std::atomic<bool> swept_{true};  // False: there is something for sweep().
+
+    std::atomic<bool> capturing_{false};
+    std::atomic<bool> closed_{false};
+    std::atomic<Watch> watch_{Watch::kOn};
+    std::atomic<int> warm_up_boundaries_{0};
+    uint64_t watch_again_bytes_ TS_GUARDED_BY(mutex_) = 0;
+    uint64_t resident_peak_bytes_ TS_GUARDED_BY(mutex_) = 0;
+    uint64_t quiet_steps_ TS_GUARDED_BY(mutex_) = 0;
+    uint64_t moves_at_last_step_ TS_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace trainstream

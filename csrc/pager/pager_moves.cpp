@@ -1,0 +1,348 @@
+// csrc/pager/pager_moves.cpp: finding room, moving out, moving in.
+#include <cstdio>
+#include <cstring>
+
+#include "base/assert.h"
+#include "base/bytes.h"
+#include "pager/pager.h"
+
+namespace trainstream {
+
+namespace {
+
+// Other threads may take the room that an eviction made. After this many tries there is too little
+// for all, and the storage is born cold.
+constexpr int kMakeRoomTries = 8;
+
+}  // namespace
+
+void* Pager::take_block(size_t size_bytes, StreamId stream, Effort effort) {
+    const std::vector<Region> regions = memory_.regions(stream);
+    bool may_fit = regions.empty();  // Without regions only the memory itself knows.
+    if (!may_fit) {
+        MutexLock lock(mutex_);
+        may_fit = map_.has_gap(regions, size_bytes, memory_.slack_bytes());
+    }
+    void* block = may_fit ? memory_.allocate(size_bytes, stream) : nullptr;
+    if (block != nullptr || effort == Effort::kFreeRoomOnly) {
+        return block;
+    }
+    return take_block_by_evicting(size_bytes, stream);
+}
+
+void* Pager::take_block_by_evicting(size_t size_bytes, StreamId stream) {
+    if (watch_.load() == Watch::kOff) {
+        start_watching();
+    }
+    for (int i = 0; i < kMakeRoomTries && may_move(); ++i) {
+        const std::vector<StoragePtr> victims = choose(size_bytes, memory_.regions(stream));
+        bool moved = false;
+        for (const StoragePtr& victim : victims) {
+            moved = evict(victim) || moved;
+        }
+        if (!moved) {
+            break;
+        }
+        if (void* block = memory_.allocate(size_bytes, stream)) {
+            return block;
+        }
+    }
+    if (!may_move() || !memory_.wants_rebuild(stream)) {
+        return nullptr;
+    }
+    evict_all();
+    if (memory_.rebuild(stream)) {
+        MutexLock lock(mutex_);
+        ++stats_.rebuilds;
+    }
+    return memory_.allocate(size_bytes, stream);
+}
+
+std::vector<StoragePtr> Pager::choose(size_t size_bytes, const std::vector<Region>& regions) {
+    MutexLock lock(mutex_);
+    std::vector<StoragePtr> victims =
+        map_.coldest_window(regions, size_bytes, memory_.slack_bytes());
+    if (victims.empty()) {
+        victims = map_.coldest_window(regions, size_bytes, 0);  // Perhaps the slack is not taken.
+    }
+    return victims;
+}
+
+uint64_t Pager::evict_all() {
+    std::vector<StoragePtr> storages;
+    {
+        MutexLock lock(mutex_);
+        storages = map_.movable();
+    }
+    uint64_t bytes = 0;
+    for (const StoragePtr& storage : storages) {
+        bytes += evict(storage) ? storage->size_bytes() : 0;
+    }
+    return bytes;
+}
+
+bool Pager::evict(const StoragePtr& storage) {
+    void* owner = nullptr;
+    {
+        MutexLock lock(mutex_);
+        if (storage->freed || !storage->movable() || !may_move()) {
+            return false;
+        }
+        storage->begin_evict();
+        owner = storage->owner;
+    }
+    if (!port_.hold(owner)) {
+        abandon_evict(storage);  // It is being freed at this moment, on another thread.
+        return false;
+    }
+    bool left = false;
+    try {
+        left = leave(storage, owner);
+    } catch (const Error&) {
+        abandon_evict(storage);
+        MutexLock lock(mutex_);
+        ++stats_.failures;
+    }
+    port_.release(owner);
+    return left;
+}
+
+bool Pager::leave(const StoragePtr& storage, void* owner) {
+    std::vector<StreamId> streams;
+    Event ready;
+    bool clean = false;
+    {
+        MutexLock lock(mutex_);
+        streams = storage->streams();
+        ready = storage->ready();
+        clean = storage->host().address != nullptr;
+    }
+    if (clean) {
+        if (options_.verify) {
+            check_host_copy(storage);
+        }
+        order_home_after(streams, storage->home());
+        return finish_evict(storage, owner, storage->host(), ready);
+    }
+    const std::optional<HostBlock> host = host_block_for(storage->size_bytes());
+    if (!host.has_value()) {
+        abandon_evict(storage);
+        return false;
+    }
+    Event done;
+    try {
+        done = device_.copy(CopyDirection::kToHost, host->address, storage->device_address(),
+                            storage->size_bytes(), events_of(streams, ready));
+    } catch (const Error&) {
+        host_.free(*host, {});
+        throw;
+    }
+    // The block may be taken again by work on its own stream as soon as this returns.
+    device_.wait(storage->home(), done);
+    return finish_evict(storage, owner, *host, std::move(done));
+}
+
+std::optional<HostBlock> Pager::host_block_for(size_t size_bytes) {
+    std::optional<HostBlock> host = host_.allocate(size_bytes);
+    if (!host.has_value()) {
+        drop_host_copies();
+        host = host_.allocate(size_bytes);
+    }
+    return host;
+}
+
+/// Host memory is short: resident storages give up the copies that would have spared them one.
+void Pager::drop_host_copies() {
+    {
+        MutexLock lock(mutex_);
+        for (const auto& [address, storage] : map_.blocks()) {
+            if (!storage->in_transition()) {
+                drop_host_copy(*storage);
+            }
+        }
+    }
+    sweep();
+}
+
+void Pager::order_home_after(const std::vector<StreamId>& streams, StreamId home) {
+    for (const StreamId stream : streams) {
+        if (stream != home) {
+            device_.wait(home, device_.record(stream));
+        }
+    }
+}
+
+void Pager::check_host_copy(const StoragePtr& storage) {
+    const std::optional<HostBlock> twin = host_.allocate(storage->size_bytes());
+    if (!twin.has_value()) {
+        return;
+    }
+    std::vector<StreamId> streams;
+    Event ready;
+    {
+        MutexLock lock(mutex_);
+        streams = storage->streams();
+        ready = storage->ready();
+    }
+    const Event done = device_.copy(CopyDirection::kToHost, twin->address,
+                                    storage->device_address(), storage->size_bytes(),
+                                    events_of(streams, ready));
+    if (done != nullptr) {
+        done->wait();
+    }
+    const bool equal =
+        std::memcmp(twin->address, storage->host().address, storage->size_bytes()) == 0;
+    if (!equal) {
+        // Right all the same: the bytes that the device has are what counts.
+        std::memcpy(storage->host().address, twin->address, storage->size_bytes());
+        std::fprintf(stderr,
+                     "trainstream: verify: a storage of %s was written without being announced; "
+                     "its bytes were kept. Please report the operator that writes it.\n",
+                     format_bytes(storage->size_bytes()).c_str());
+        MutexLock lock(mutex_);
+        ++stats_.verify_faults;
+    }
+    host_.free(*twin, {});
+}
+
+bool Pager::finish_evict(const StoragePtr& storage, void* owner, const HostBlock& host,
+                         Event done) {
+    void* block = nullptr;
+    {
+        MutexLock lock(mutex_);
+        const bool clean = storage->host().address != nullptr;
+        void* from = storage->device_address();
+        if (!storage->freed && port_.repoint(owner, from, host.address)) {
+            table_.erase(from);
+            map_.erase(from);
+            block = storage->finish_evict(host);
+            storage->set_ready(std::move(done), storage->home());
+            table_.emplace(host.address, storage);
+            stats_.cold_bytes += storage->size_bytes();
+            (clean ? stats_.dropped_bytes : stats_.evicted_bytes) += storage->size_bytes();
+            ++stats_.evictions;
+        } else if (!clean) {
+            dropped_.emplace_back(host, done);
+            swept_.store(false);
+        }
+    }
+    if (block == nullptr) {
+        abandon_evict(storage);  // Its owner gave the bytes to another, or let go of them.
+        sweep();
+        return false;
+    }
+    settled_.notify_all();
+    memory_.free(block);
+    return true;
+}
+
+void Pager::abandon_evict(const StoragePtr& storage) {
+    bool freed = false;
+    {
+        MutexLock lock(mutex_);
+        storage->cancel_evict();
+        freed = storage->freed;
+        if (freed) {
+            map_.erase(storage->device_address());
+            forget_later(*storage);
+        }
+    }
+    settled_.notify_all();
+    if (freed) {
+        free_blocks(storage);
+        sweep();
+    }
+}
+
+bool Pager::restore(const Entry& entry, StreamId stream, Effort effort) {
+    const StoragePtr& storage = entry.storage;
+    std::vector<Event> after;
+    std::vector<StreamId> streams;
+    Event ready;
+    {
+        MutexLock lock(mutex_);
+        if (storage->in_transition()) {
+            wait_for_transition(storage);  // Another thread brings it in for its own operator.
+        }
+        if (storage->residency() != Residency::kCold || storage->freed) {
+            return storage->residency() == Residency::kResident;
+        }
+        storage->begin_restore();
+        streams = storage->streams();
+        ready = storage->ready();
+    }
+    Event done;
+    void* block = nullptr;
+    try {
+        block = take_block(storage->size_bytes(), storage->home(), effort);
+        if (block == nullptr && !storage->host().device_visible) {
+            block = memory_.allocate_beyond_budget(storage->size_bytes(), storage->home());
+        }
+        if (block == nullptr) {
+            cancel_restore(storage, /*failed=*/false);
+            return false;
+        }
+        done = device_.copy(CopyDirection::kToDevice, block, storage->host().address,
+                            storage->size_bytes(), events_of(streams, ready));
+    } catch (const Error&) {
+        if (block != nullptr) {
+            memory_.free(block);
+        }
+        cancel_restore(storage, /*failed=*/true);
+        return false;
+    }
+    device_.wait(storage->home(), done);
+    if (stream != storage->home()) {
+        device_.wait(stream, done);
+    }
+    return finish_restore(entry, stream, block, done);
+}
+
+bool Pager::finish_restore(const Entry& entry, StreamId stream, void* block, const Event& done) {
+    const StoragePtr& storage = entry.storage;
+    bool moved = false;
+    {
+        MutexLock lock(mutex_);
+        void* from = storage->host().address;
+        if (!storage->freed && port_.repoint(entry.owner, from, block)) {
+            table_.erase(from);
+            storage->finish_restore(block);
+            storage->set_ready(done, storage->home());
+            storage->take_wait(stream);  // Ordered already.
+            table_.emplace(block, storage);
+            map_.insert(storage);
+            stats_.cold_bytes -= storage->size_bytes();
+            stats_.restored_bytes += storage->size_bytes();
+            ++stats_.restores;
+            moved = true;
+        }
+    }
+    if (!moved) {
+        memory_.free(block);
+        cancel_restore(storage, /*failed=*/false);
+        return false;
+    }
+    settled_.notify_all();
+    return true;
+}
+
+void Pager::cancel_restore(const StoragePtr& storage, bool failed) {
+    bool freed = false;
+    {
+        MutexLock lock(mutex_);
+        storage->cancel_restore();
+        stats_.failures += failed ? 1 : 0;
+        freed = storage->freed;
+        if (freed) {
+            stats_.cold_bytes -= storage->size_bytes();
+            forget_later(*storage);
+        }
+    }
+    settled_.notify_all();
+    if (freed) {
+        free_blocks(storage);
+        sweep();
+    }
+}
+
+}  // namespace trainstream

@@ -1,0 +1,134 @@
+#include "pager/storage.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/assert.h"
+
+namespace trainstream {
+
+namespace {
+
+// Uses closer together than this are one use: an operator and the ones that it calls, a gradient
+// that is made and at once accumulated.
+constexpr uint64_t kSameUseTicks = 32;
+
+}  // namespace
+
+Storage::Storage(size_t size_bytes, StreamId home, void* device_address)
+    : size_bytes_(size_bytes),
+      home_(home),
+      residency_(Residency::kResident),
+      device_address_(device_address),
+      streams_{home} {
+    check_invariants();
+}
+
+Storage::Storage(size_t size_bytes, StreamId home, const HostBlock& host)
+    : size_bytes_(size_bytes),
+      home_(home),
+      residency_(Residency::kCold),
+      host_(host),
+      streams_{home} {
+    check_invariants();
+}
+
+void* Storage::address() const {
+    const bool on_device =
+        residency_ == Residency::kResident || residency_ == Residency::kEvicting;
+    return on_device ? device_address_ : host_.address;
+}
+
+void Storage::unpin() {
+    TS_ASSERT_GT(pin_count_, 0u);
+    --pin_count_;
+}
+
+void Storage::begin_evict() {
+    TS_ASSERT(movable());
+    residency_ = Residency::kEvicting;
+    check_invariants();
+}
+
+void* Storage::finish_evict(const HostBlock& host) {
+    TS_ASSERT(residency_ == Residency::kEvicting);
+    TS_ASSERT_EQ(host.size_bytes, size_bytes_);
+    host_ = host;
+    residency_ = Residency::kCold;
+    void* block = std::exchange(device_address_, nullptr);
+    // Uses so far are ordered before the copy, or do not touch the host block at all.
+    streams_.assign({home_});
+    recorded_.clear();
+    check_invariants();
+    return block;
+}
+
+void Storage::cancel_evict() {
+    TS_ASSERT(residency_ == Residency::kEvicting);
+    residency_ = Residency::kResident;
+    check_invariants();
+}
+
+void Storage::begin_restore() {
+    TS_ASSERT(residency_ == Residency::kCold);
+    residency_ = Residency::kRestoring;
+}
+
+void Storage::finish_restore(void* device_address) {
+    TS_ASSERT(residency_ == Residency::kRestoring);
+    device_address_ = device_address;
+    residency_ = Residency::kResident;
+    check_invariants();
+}
+
+void Storage::cancel_restore() {
+    TS_ASSERT(residency_ == Residency::kRestoring);
+    residency_ = Residency::kCold;
+    check_invariants();
+}
+
+HostBlock Storage::drop_host_copy() {
+    if (!is_clean()) {
+        return {};
+    }
+    return std::exchange(host_, HostBlock{});
+}
+
+void Storage::used_by(StreamId stream) {
+    if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) {
+        streams_.push_back(stream);
+    }
+}
+
+void Storage::set_ready(Event ready, StreamId synced) {
+    ready_ = std::move(ready);
+    synced_.assign({synced});
+}
+
+Event Storage::take_wait(StreamId stream) {
+    if (ready_ == nullptr ||
+        std::find(synced_.begin(), synced_.end(), stream) != synced_.end()) {
+        return nullptr;
+    }
+    synced_.push_back(stream);
+    return ready_;
+}
+
+void Storage::touch(uint64_t now) {
+    const uint64_t gap = now - last_use_;
+    if (last_use_ != 0 && gap > kSameUseTicks) {
+        // The mean of the old estimate and the new one: two steps forget a change of habit.
+        interval_ = interval_ == 0 ? gap : (interval_ + gap) / 2;
+    }
+    last_use_ = now;
+}
+
+void Storage::check_invariants() const {
+    TS_ASSERT_EQ(device_address_ == nullptr,
+                 residency_ == Residency::kCold || residency_ == Residency::kRestoring);
+    TS_ASSERT(residency_ == Residency::kResident || residency_ == Residency::kEvicting ||
+              host_.address != nullptr);
+    TS_ASSERT(residency_ != Residency::kEvicting || pin_count_ == 0);
+}
+
+}  // namespace trainstream

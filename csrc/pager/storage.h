@@ -1,0 +1,126 @@
+// csrc/pager/storage.h: the record of one managed storage: where its bytes are and who needs them.
+//
+// Apart from the pager, so that the state machine is tested with no copy running.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "device/device.h"
+#include "pager/host_pool.h"
+
+namespace trainstream {
+
+/// kResident -> kEvicting -> kCold -> kRestoring -> kResident. An eviction or a restore that fails
+/// goes back to where it came from; no other step is legal. A storage may be born kCold.
+enum class Residency : uint8_t { kResident, kEvicting, kCold, kRestoring };
+
+/// How an operator uses a storage.
+enum class UseKind : uint8_t {
+    kMetadata,       // Touches no byte: views, shapes.
+    kInPlace,        // Few bytes, or each byte once: cold bytes are read where they are.
+    kBringInIfRoom,  // Unknown: brought in when that evicts nothing.
+    kBringIn,        // Reuses bytes: worth evicting something colder.
+};
+
+/// One managed storage.
+///
+/// Owner: the pager's table; pins share it, so that it outlives its storage by a moment.
+/// Lock:  the pager's mutex, for every member but the constants. Not held while a copy is enqueued.
+///
+/// Invariants, checked after every step in debug builds:
+///   1. A device block is held while kResident or kEvicting.
+///   2. A host block is held while kCold or kRestoring; before, only while it still has
+///      the same bytes ("clean").
+///   3. kEvicting means no pin.
+class Storage {
+public:
+    /// A resident storage in `device_address`, or one born cold in `host`.
+    Storage(size_t size_bytes, StreamId home, void* device_address);
+    Storage(size_t size_bytes, StreamId home, const HostBlock& host);
+
+    size_t size_bytes() const { return size_bytes_; }
+    /// The stream that its device blocks belong to, wherever it is used.
+    StreamId home() const { return home_; }
+    Residency residency() const { return residency_; }
+    bool in_transition() const {
+        return residency_ == Residency::kEvicting || residency_ == Residency::kRestoring;
+    }
+    /// Where its owner points: the device block from kResident to the end of kEvicting.
+    void* address() const;
+    void* device_address() const { return device_address_; }
+    const HostBlock& host() const { return host_; }
+    bool is_clean() const { return residency_ == Residency::kResident && host_.address != nullptr; }
+    bool movable() const {
+        return residency_ == Residency::kResident && pin_count_ == 0 && !pinned_for_good_ &&
+               owner != nullptr;
+    }
+
+    void pin() { ++pin_count_; }
+    void unpin();
+    uint32_t pin_count() const { return pin_count_; }
+    void pin_for_good() { pinned_for_good_ = true; }
+    bool pinned_for_good() const { return pinned_for_good_; }
+
+    void begin_evict();
+    /// Gives the device block back to the caller.
+    void* finish_evict(const HostBlock& host);
+    void cancel_evict();
+    void begin_restore();
+    void finish_restore(void* device_address);
+    void cancel_restore();
+    /// The bytes are about to change: the host copy of a resident storage is no longer one. Returns
+    /// the block to free; empty when there is none.
+    HostBlock drop_host_copy();
+
+    // The order of work on its bytes.
+    void used_by(StreamId stream);
+    const std::vector<StreamId>& streams() const { return streams_; }
+    /// A stream that the user named (record_stream): its device block is not reused before the work
+    /// that the stream has when the storage is freed.
+    void record_stream(StreamId stream) {
+        used_by(stream);
+        recorded_.push_back(stream);
+    }
+    const std::vector<StreamId>& recorded() const { return recorded_; }
+    /// The last copy; `synced` has been made to wait for it.
+    void set_ready(Event ready, StreamId synced);
+    const Event& ready() const { return ready_; }
+    /// The event that `stream` has yet to wait for; null: none. Counts `stream` as synced.
+    Event take_wait(StreamId stream);
+
+    // Coldness, in ticks of the pager's clock (one a use).
+    void touch(uint64_t now);
+    /// The higher, the longer it should stay: the last use, plus one usual interval for a storage
+    /// that comes back. A scan over storages used once thus leaves before what is used each step.
+    uint64_t heat() const { return last_use_ + interval_; }
+    uint64_t last_use() const { return last_use_; }
+
+    void* owner = nullptr;       // Whom OwnerPort knows; null until an operator names it.
+    bool freed = false;          // Freed in mid-transition; whoever moves it cleans up.
+    uint64_t ticket = 0;         // The use that pinned it last, and its place among that use's
+    size_t ticket_slot = 0;      // entries: an operator may name a storage twice.
+
+private:
+    void check_invariants() const;
+
+    const size_t size_bytes_;
+    const StreamId home_;
+    Residency residency_;
+    void* device_address_ = nullptr;
+    HostBlock host_;
+    uint32_t pin_count_ = 0;
+    bool pinned_for_good_ = false;
+    std::vector<StreamId> streams_;
+    std::vector<StreamId> recorded_;
+    Event ready_;
+    std::vector<StreamId> synced_;
+    uint64_t last_use_ = 0;
+    uint64_t interval_ = 0;
+};
+
+using StoragePtr = std::shared_ptr<Storage>;
+
+}  // namespace trainstream
