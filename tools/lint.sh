@@ -20,9 +20,11 @@ check() {
     fi
 }
 
+# One line for each file, with its first place.
 format() {
     find csrc tests/cpp bench \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' \) -print0 |
-        xargs -0 -r clang-format --dry-run -Werror
+        xargs -0 -r clang-format --dry-run -Werror 2>&1 | grep ' error: ' | sort -s -u -t: -k1,1
+    [ "${PIPESTATUS[1]}" -eq 0 ]
 }
 
 # The commands are clang's own: it does not know all of gcc's warnings.
@@ -31,7 +33,8 @@ tidy() {
     local output status=0
     output=$(run-clang-tidy -quiet -p build/core-clang -j "$(nproc)" \
         "^$root/csrc/(base|device|pager|optim)/" 2>&1) || status=1
-    grep -v -E '^[0-9]+ warnings? generated|^clang-tidy.* -p=' <<<"$output"
+    sed -E 's/\x1b\[[0-9;]*m//g' <<<"$output" |
+        grep -v -E '^[0-9]+ warnings? generated|^clang-tidy.* -p='
     return $status
 }
 
