@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <list>
+#include <string>
 #include <thread>
 #include <utility>
 
 #include "base/assert.h"
 #include "base/bytes.h"
+#include "base/error.h"
 #include "base/fork_guard.h"
 #include "base/free_extents.h"
 #include "base/mutex.h"
@@ -52,12 +55,13 @@ bool all_done(std::vector<Event>& events) {
 ///
 /// Owner: HostPool. In a forked child it is never destroyed: a thread that does not exist there
 /// would be waited for.
-/// Lock:  `mutex_`, of rank kHostPool. `range_` belongs to the thread that set `growing_`.
+/// Lock:  `mutex_`, of rank kHostPool; open while memory is touched and locked.
 ///
 /// Invariants:
 ///   1. Every committed byte is in exactly one place: handed out, pending, or free in its kind.
-///   2. committed_bytes() <= limit_bytes; one thread grows at a time.
-///   3. Locked memory lies below `pageable_begin_`, pageable memory from there on.
+///   2. committed_bytes() <= limit_bytes; one thread grows at a time, the one that set `growing_`.
+///   3. Chunks lie end to end from the low end of the range. Once a lock was refused every later
+///      chunk is pageable, so locked memory lies below `pageable_begin_` and no other does.
 class HostPool::Impl {
 public:
     Impl(Device& device, const HostPoolOptions& options)
@@ -94,10 +98,14 @@ private:
     uint64_t committed_bytes() const TS_REQUIRES(mutex_) {
         return stats_.locked_bytes + stats_.pageable_bytes;
     }
+    uintptr_t committed_end() const TS_REQUIRES(mutex_) {
+        return range_.begin() + committed_bytes();
+    }
+    bool lock_refused() const TS_REQUIRES(mutex_) { return pageable_begin_ != UINTPTR_MAX; }
     size_t growth_for(size_t extent_bytes) const TS_REQUIRES(mutex_);
     size_t growth_for_headroom() const TS_REQUIRES(mutex_);
     bool grow(size_t size_bytes) TS_REQUIRES(mutex_);
-    void add(const HostChunk& chunk) TS_REQUIRES(mutex_);
+    void add(uintptr_t begin, size_t size_bytes, bool locked) TS_REQUIRES(mutex_);
 
     void ask_for_headroom() TS_REQUIRES(mutex_);
     void run_background() TS_EXCLUDES(mutex_);
@@ -112,6 +120,7 @@ private:
     FreeExtents locked_free_ TS_GUARDED_BY(mutex_);
     FreeExtents pageable_free_ TS_GUARDED_BY(mutex_);
     uintptr_t pageable_begin_ TS_GUARDED_BY(mutex_) = UINTPTR_MAX;
+    std::vector<uintptr_t> locked_chunks_ TS_GUARDED_BY(mutex_);
     std::list<Pending> pending_ TS_GUARDED_BY(mutex_);  // Oldest first.
     HostPoolStats stats_ TS_GUARDED_BY(mutex_);
     bool growing_ TS_GUARDED_BY(mutex_) = false;
@@ -139,6 +148,9 @@ HostPool::Impl::~Impl() {
         }
     } catch (const std::exception&) {
         // The device is gone, and its copies with it.
+    }
+    for (const uintptr_t chunk : locked_chunks_) {
+        range_.unlock(chunk);
     }
 }
 
@@ -189,7 +201,7 @@ void HostPool::Impl::free(const HostBlock& block, std::vector<Event> after) noex
     std::erase(after, nullptr);
     const MutexLock lock(mutex_);
     TS_ASSERT_GE(begin, range_.begin());
-    TS_ASSERT_LE(begin + block.size_bytes, range_.begin() + committed_bytes());
+    TS_ASSERT_LE(begin + block.size_bytes, committed_end());
     TS_ASSERT_LE(block.size_bytes, stats_.in_use_bytes);
     stats_.in_use_bytes -= block.size_bytes;
     if (after.empty()) {
@@ -242,8 +254,8 @@ bool HostPool::Impl::wait_for_oldest_pending() {
 /// How much to commit so that a block of `extent_bytes` fits; 0: the limit forbids it.
 size_t HostPool::Impl::growth_for(size_t extent_bytes) const {
     const uint64_t room_bytes = options_.limit_bytes - committed_bytes();
-    const FreeExtents& growing_kind = pageable_begin_ == UINTPTR_MAX ? locked_free_ : pageable_free_;
-    const size_t tail_bytes = growing_kind.bytes_ending_at(range_.begin() + committed_bytes());
+    const FreeExtents& growing_kind = lock_refused() ? pageable_free_ : locked_free_;
+    const size_t tail_bytes = growing_kind.bytes_ending_at(committed_end());
     TS_ASSERT_LT(tail_bytes, extent_bytes);
     const size_t needed_bytes = extent_bytes - tail_bytes;
     if (system_is_full_ || needed_bytes > room_bytes) {
@@ -265,8 +277,8 @@ size_t HostPool::Impl::growth_for_headroom() const {
     const uint64_t growth_bytes = align_up(headroom_bytes - free_bytes, kGrowthUnit);
     const uint64_t after_bytes = committed_bytes() + growth_bytes;
     const uint64_t peak_bytes = stats_.in_use_bytes_peak;
-    const bool fits = after_bytes <= options_.limit_bytes &&
-                      after_bytes <= peak_bytes + peak_bytes / 100 * 3;
+    const bool fits =
+        after_bytes <= options_.limit_bytes && after_bytes <= peak_bytes + peak_bytes / 100 * 3;
     return fits ? growth_bytes : 0;
 }
 
@@ -274,31 +286,40 @@ size_t HostPool::Impl::growth_for_headroom() const {
 bool HostPool::Impl::grow(size_t size_bytes) {
     TS_ASSERT(!growing_);
     growing_ = true;
+    const uintptr_t begin = committed_end();
+    const bool may_lock = !lock_refused();
+    const uint64_t locked_bytes = stats_.locked_bytes;
     mutex_.unlock();
     const auto start = std::chrono::steady_clock::now();
-    const std::optional<HostChunk> chunk = range_.commit(size_bytes);
+    const bool committed = range_.commit(begin, size_bytes);
+    std::string reason;
+    const bool locked = committed && may_lock && range_.lock(begin, size_bytes, &reason);
+    if (committed && may_lock && !locked) {
+        std::fprintf(stderr, "%s\n", errors::pin_refused(size_bytes, locked_bytes, reason).c_str());
+    }
     const auto spent = std::chrono::nanoseconds{std::chrono::steady_clock::now() - start};
     mutex_.lock();
     growing_ = false;
-    if (chunk) {
-        add(*chunk);
-        ++stats_.growths;
-        stats_.lock_ns += static_cast<uint64_t>(spent.count());
-    } else {
-        system_is_full_ = true;  // Until the next allocation: others may give memory back.
-    }
     changed_.notify_all();
-    return chunk.has_value();
+    if (!committed) {
+        system_is_full_ = true;  // Until the next allocation: others may give memory back.
+        return false;
+    }
+    add(begin, size_bytes, locked);
+    ++stats_.growths;
+    stats_.lock_ns += static_cast<uint64_t>(spent.count());
+    return true;
 }
 
-void HostPool::Impl::add(const HostChunk& chunk) {
-    if (chunk.locked) {
-        stats_.locked_bytes += chunk.size_bytes;
+void HostPool::Impl::add(uintptr_t begin, size_t size_bytes, bool locked) {
+    if (locked) {
+        stats_.locked_bytes += size_bytes;
+        locked_chunks_.push_back(begin);
     } else {
-        stats_.pageable_bytes += chunk.size_bytes;
-        pageable_begin_ = std::min(pageable_begin_, chunk.begin);
+        stats_.pageable_bytes += size_bytes;
+        pageable_begin_ = std::min(pageable_begin_, begin);
     }
-    give(chunk.begin, chunk.size_bytes);
+    give(begin, size_bytes);
 }
 
 void HostPool::Impl::ask_for_headroom() {

@@ -25,20 +25,21 @@ struct HostBlock {
 };
 
 struct HostPoolOptions {
-    uint64_t limit_bytes = 0;       // Committed bytes never exceed this. 0: available_host_bytes().
-    size_t chunk_bytes_max = 0;     // Largest growth step. 0: 1 GiB.
-    int touch_threads = 0;          // Threads of the first touch. 0: as many as affinity allows, at most 16.
+    uint64_t limit_bytes = 0;    // Committed bytes never exceed this. 0: available_host_bytes().
+    size_t chunk_bytes_max = 0;  // Largest growth step. 0: 1 GiB.
+    int touch_threads =
+        0;  // Threads of the first touch. 0: as many as affinity allows, at most 16.
     bool grow_in_background = true;
 };
 
 struct HostPoolStats {
-    uint64_t in_use_bytes = 0;       // Handed out now, as asked (not rounded).
+    uint64_t in_use_bytes = 0;  // Handed out now, as asked (not rounded).
     uint64_t in_use_bytes_peak = 0;
-    uint64_t locked_bytes = 0;       // Page-locked now.
-    uint64_t pageable_bytes = 0;     // Committed without a page lock, after a refusal.
+    uint64_t locked_bytes = 0;    // Page-locked now.
+    uint64_t pageable_bytes = 0;  // Committed without a page lock, after a refusal.
     uint64_t limit_bytes = 0;
-    uint64_t growths = 0;            // Times memory was committed.
-    uint64_t lock_ns = 0;            // Time spent touching and locking.
+    uint64_t growths = 0;  // Times memory was committed.
+    uint64_t lock_ns = 0;  // Time spent touching and locking.
 };
 
 /// What this process may still take: min(cgroup limit - usage, MemAvailable), less 1/16 kept back.

@@ -10,11 +10,10 @@
 #include <array>
 #include <cerrno>
 #include <climits>
-#include <cstdio>
 #include <cstring>
-#include <string>
 #include <system_error>
 #include <thread>
+#include <vector>
 
 #include "base/assert.h"
 #include "base/bytes.h"
@@ -24,7 +23,7 @@ namespace trainstream {
 namespace {
 
 constexpr size_t kHugePage = 2 * kMiB;
-constexpr size_t kTouchThreadsMax = 16;    // More do not make the kernel zero pages faster.
+constexpr size_t kTouchThreadsMax = 16;       // More do not make the kernel zero pages faster.
 constexpr size_t kTouchShareMin = 32 * kMiB;  // 3 ms of one thread; starting one takes 0.1 ms.
 
 size_t allowed_cpus() {
@@ -66,34 +65,35 @@ HostRange::HostRange(Device& device, size_t size_bytes, int touch_threads_asked)
     : device_(device),
       touch_threads_(touch_threads(touch_threads_asked)),
       mapping_bytes_(align_up(size_bytes, kHugePage) + kHugePage) {
-    mapping_ = mmap(nullptr, mapping_bytes_, PROT_NONE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    mapping_ = mmap(nullptr, mapping_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                    -1, 0);
     if (mapping_ == MAP_FAILED) {
         throw errors::host_range_refused(size_bytes, std::strerror(errno));
     }
     begin_ = align_up(reinterpret_cast<uintptr_t>(mapping_), kHugePage);
 }
 
-HostRange::~HostRange() {
-    for (const uintptr_t chunk : locked_chunks_) {
-        device_.page_unlock(reinterpret_cast<void*>(chunk));
-    }
-    munmap(mapping_, mapping_bytes_);
-}
+HostRange::~HostRange() { munmap(mapping_, mapping_bytes_); }
 
-std::optional<HostChunk> HostRange::commit(size_t size_bytes) noexcept {
-    const uintptr_t begin = begin_ + committed_bytes_;
+bool HostRange::commit(uintptr_t begin, size_t size_bytes) const noexcept {
+    TS_ASSERT_GE(begin, begin_);
     TS_ASSERT_LE(begin + size_bytes, reinterpret_cast<uintptr_t>(mapping_) + mapping_bytes_);
     void* const address = reinterpret_cast<void*>(begin);
     if (mprotect(address, size_bytes, PROT_READ | PROT_WRITE) != 0) {
-        return std::nullopt;
+        return false;
     }
     madvise(address, size_bytes, MADV_HUGEPAGE);  // Refused by some kernels; only slower then.
     prefer_node(begin, size_bytes, device_.numa_node());
     touch(begin, size_bytes);
-    const bool locked = lock(begin, size_bytes);
-    committed_bytes_ += size_bytes;
-    return HostChunk{begin, size_bytes, locked};
+    return true;
+}
+
+bool HostRange::lock(uintptr_t begin, size_t size_bytes, std::string* reason) const noexcept {
+    return device_.page_lock(reinterpret_cast<void*>(begin), size_bytes, reason);
+}
+
+void HostRange::unlock(uintptr_t begin) const noexcept {
+    device_.page_unlock(reinterpret_cast<void*>(begin));
 }
 
 void HostRange::touch(uintptr_t begin, size_t size_bytes) const noexcept {
@@ -115,22 +115,6 @@ void HostRange::touch(uintptr_t begin, size_t size_bytes) const noexcept {
     for (std::thread& helper : helpers) {
         helper.join();
     }
-}
-
-bool HostRange::lock(uintptr_t begin, size_t size_bytes) noexcept {
-    if (lock_refused_) {
-        return false;
-    }
-    std::string reason;
-    if (!device_.page_lock(reinterpret_cast<void*>(begin), size_bytes, &reason)) {
-        lock_refused_ = true;
-        std::fprintf(stderr, "%s\n",
-                     errors::pin_refused(size_bytes, locked_bytes_, reason).c_str());
-        return false;
-    }
-    locked_bytes_ += size_bytes;
-    locked_chunks_.push_back(begin);
-    return true;
 }
 
 }  // namespace trainstream

@@ -1,31 +1,19 @@
 #include "device/sim_device.h"
 
-#include <sys/wait.h>
-#include <unistd.h>
 #include <gtest/gtest.h>
 
 #include <vector>
 
 #include "base/error.h"
+#include "support/in_child.h"
 #include "support/manual_event.h"
 
 namespace trainstream {
 namespace {
 
+using testing::holds_in_child;
 using testing::ManualEvent;
 using Bytes = std::vector<unsigned char>;
-
-/// Runs `body` in a forked child; true when it returned true there.
-template <typename Body>
-bool holds_in_child(const Body& body) {
-    const pid_t child = fork();
-    if (child == 0) {
-        _exit(body() ? 0 : 1);
-    }
-    int status = 0;
-    waitpid(child, &status, 0);
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
 
 /// Which of `count` copies are refused, one character each.
 std::string faults_of(uint64_t seed, uint64_t one_in, int count) {

@@ -1,0 +1,442 @@
+#include "pager/host_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "device/sim_device.h"
+#include "support/in_child.h"
+#include "support/manual_event.h"
+
+namespace trainstream {
+namespace {
+
+using testing::holds_in_child;
+using testing::ManualEvent;
+
+HostPoolOptions foreground(uint64_t limit_bytes) {
+    return {.limit_bytes = limit_bytes, .grow_in_background = false};
+}
+
+HostBlock must(std::optional<HostBlock> block) {
+    EXPECT_TRUE(block.has_value());
+    return block.value_or(HostBlock{});
+}
+
+unsigned char* bytes_of(const HostBlock& block) {
+    return static_cast<unsigned char*>(block.address);
+}
+
+uintptr_t address_of(const HostBlock& block) { return reinterpret_cast<uintptr_t>(block.address); }
+
+// Goal: a block is what was asked for. Method: odd sizes, written to the last byte.
+TEST(HostPoolTest, BlockIsAlignedOfExactSizeAndWritable) {
+    SimDevice device;
+    HostPool pool(device, foreground(64 * kMiB));
+    for (const size_t size : {size_t{1}, size_t{511}, 3 * kMiB + 7, 9 * kMiB}) {
+        const HostBlock block = must(pool.allocate(size));
+        EXPECT_EQ(block.size_bytes, size);
+        EXPECT_EQ(address_of(block) % kBlockAlignment, 0u);
+        EXPECT_TRUE(block.device_visible);
+        std::memset(block.address, 0xA5, size);
+    }
+    EXPECT_EQ(pool.stats().in_use_bytes, 1 + 511 + 3 * kMiB + 7 + 9 * kMiB);
+    EXPECT_EQ(pool.stats().locked_bytes, device.locked_bytes());
+}
+
+// Goal: best fit. Method: holes of 3 and 1 MiB, in this order; 1 MiB goes into the second.
+TEST(HostPoolTest, BestFitTakesTheSmallestHole) {
+    SimDevice device;
+    HostPool pool(device, foreground(64 * kMiB));
+    const HostBlock large = must(pool.allocate(3 * kMiB));
+    const HostBlock wall = must(pool.allocate(512));
+    const HostBlock small = must(pool.allocate(kMiB));
+    const HostBlock end = must(pool.allocate(512));
+    pool.free(large, {});
+    pool.free(small, {});
+
+    EXPECT_EQ(must(pool.allocate(kMiB)).address, small.address);
+    EXPECT_EQ(must(pool.allocate(2 * kMiB)).address, large.address);
+    pool.free(wall, {});
+    pool.free(end, {});
+}
+
+TEST(HostPoolTest, FreeBetweenTwoFreeBlocksLeavesOneBlock) {
+    SimDevice device;
+    HostPool pool(device, foreground(12 * kMiB));
+    std::vector<HostBlock> blocks(3);
+    std::generate(blocks.begin(), blocks.end(), [&] { return must(pool.allocate(4 * kMiB)); });
+    pool.free(blocks[0], {});
+    pool.free(blocks[2], {});
+    EXPECT_FALSE(pool.allocate(8 * kMiB).has_value());
+
+    pool.free(blocks[1], {});
+
+    EXPECT_EQ(must(pool.allocate(12 * kMiB)).address, blocks[0].address);
+}
+
+// Goal: growth steps leave no seams. Method: small growths, then one block over all of them.
+TEST(HostPoolTest, BlockSpansChunks) {
+    SimDevice device;
+    HostPool pool(device, foreground(64 * kMiB));
+    std::vector<HostBlock> blocks(4);
+    std::generate(blocks.begin(), blocks.end(), [&] { return must(pool.allocate(2 * kMiB)); });
+    for (const HostBlock& block : blocks) {
+        pool.free(block, {});
+    }
+    ASSERT_EQ(pool.stats().growths, 4u);
+
+    const HostBlock whole = must(pool.allocate(8 * kMiB));
+
+    EXPECT_EQ(pool.stats().growths, 4u);
+    std::memset(whole.address, 1, whole.size_bytes);
+}
+
+// Goal: a free tail is used by the growth that follows it. Method: 3 of 4 MiB free at the end; 5
+// more need only 2 more.
+TEST(HostPoolTest, GrowthContinuesTheFreeTail) {
+    SimDevice device;
+    HostPool pool(device, foreground(64 * kMiB));
+    const HostBlock whole = must(pool.allocate(4 * kMiB));
+    pool.free(whole, {});
+    const HostBlock first = must(pool.allocate(kMiB));
+
+    const HostBlock second = must(pool.allocate(5 * kMiB));
+
+    EXPECT_EQ(address_of(second), address_of(first) + kMiB);
+    EXPECT_EQ(pool.stats().locked_bytes, 6 * kMiB);
+}
+
+// Goal: a refused page lock is said once and does not stop anything. Method: a limit of 4 MiB.
+TEST(HostPoolTest, RefusedPageLockGoesOnInPageableMemoryAndIsSaidOnce) {
+    SimDevice device({.reads_pageable_memory = false});
+    device.set_faults({.page_lock_limit_bytes = 4 * kMiB});
+    HostPool pool(device, foreground(64 * kMiB));
+    const HostBlock locked = must(pool.allocate(4 * kMiB));
+    ::testing::internal::CaptureStderr();
+    std::vector<HostBlock> pageable(4);
+    std::generate(pageable.begin(), pageable.end(), [&] { return must(pool.allocate(4 * kMiB)); });
+    const std::string said = ::testing::internal::GetCapturedStderr();
+
+    EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
+    EXPECT_EQ(said.find("trainstream: page-locking 4.00 MiB was refused with 4.00 MiB locked"), 0u);
+    EXPECT_TRUE(locked.device_visible);
+    for (const HostBlock& block : pageable) {
+        EXPECT_FALSE(block.device_visible);
+        std::memset(block.address, 1, block.size_bytes);
+    }
+    EXPECT_EQ(pool.stats().locked_bytes, 4 * kMiB);
+    EXPECT_EQ(pool.stats().pageable_bytes, 16 * kMiB);
+}
+
+// Goal: locked and pageable memory never make one block. Method: free both sides of the border.
+TEST(HostPoolTest, LockedAndPageableNeighboursNeverJoin) {
+    SimDevice device({.reads_pageable_memory = false});
+    device.set_faults({.page_lock_limit_bytes = 4 * kMiB});
+    HostPool pool(device, foreground(8 * kMiB));
+    const HostBlock locked = must(pool.allocate(4 * kMiB));
+    ::testing::internal::CaptureStderr();
+    const HostBlock pageable = must(pool.allocate(4 * kMiB));
+    ::testing::internal::GetCapturedStderr();
+    ASSERT_EQ(address_of(pageable), address_of(locked) + 4 * kMiB);
+    pool.free(locked, {});
+    pool.free(pageable, {});
+
+    EXPECT_FALSE(pool.allocate(5 * kMiB).has_value());
+    EXPECT_TRUE(must(pool.allocate(4 * kMiB)).device_visible);
+    EXPECT_FALSE(must(pool.allocate(4 * kMiB)).device_visible);
+}
+
+TEST(HostPoolTest, PageableMemoryIsVisibleToADeviceThatReadsIt) {
+    SimDevice device({.reads_pageable_memory = true});
+    device.set_faults({.page_lock_limit_bytes = 0});
+    HostPool pool(device, foreground(8 * kMiB));
+    ::testing::internal::CaptureStderr();
+    EXPECT_TRUE(must(pool.allocate(kMiB)).device_visible);
+    ::testing::internal::GetCapturedStderr();
+}
+
+// Goal: the limit holds, and what is freed can be had again. Method: a limit that is no multiple
+// of the growth unit, filled to the last page.
+TEST(HostPoolTest, NothingIsCommittedBeyondTheLimit) {
+    SimDevice device;
+    constexpr uint64_t kLimit = 7 * kMiB + 4 * kKiB;
+    HostPool pool(device, foreground(kLimit));
+    const HostBlock block = must(pool.allocate(kLimit));
+    EXPECT_FALSE(pool.allocate(1).has_value());
+    EXPECT_FALSE(pool.allocate(kGiB).has_value());
+    EXPECT_EQ(pool.stats().locked_bytes, kLimit);
+    EXPECT_EQ(pool.stats().limit_bytes, kLimit);
+
+    pool.free(block, {});
+
+    EXPECT_EQ(must(pool.allocate(kLimit)).address, block.address);
+}
+
+TEST(HostPoolTest, RangeThatTheSystemRefusesIsAnErrorInWords) {
+    SimDevice device;
+    try {
+        HostPool pool(device, foreground(uint64_t{1} << 60));
+        FAIL() << "an exabyte was reserved";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::kOutOfMemory);
+        EXPECT_NE(std::string(error.what()).find("was refused"), std::string::npos);
+    }
+}
+
+// Goal: a block whose copy still runs is not handed out. Method: hold its event back.
+TEST(HostPoolTest, FreedBlockIsNotReusedBeforeItsEvent) {
+    SimDevice device;
+    HostPool pool(device, foreground(64 * kMiB));
+    const HostBlock busy = must(pool.allocate(2 * kMiB));
+    const auto copy = std::make_shared<ManualEvent>();
+    pool.free(busy, {nullptr, copy});
+    EXPECT_EQ(pool.stats().in_use_bytes, 0u);
+
+    const HostBlock other = must(pool.allocate(2 * kMiB));
+    EXPECT_NE(other.address, busy.address);
+    copy->finish();
+
+    EXPECT_EQ(must(pool.allocate(2 * kMiB)).address, busy.address);
+}
+
+// Goal: at the limit a freed block is worth waiting for. Method: another thread finishes its copy.
+TEST(HostPoolTest, AllocateAtTheLimitWaitsForFreedBlocks) {
+    SimDevice device;
+    HostPool pool(device, foreground(4 * kMiB));
+    const HostBlock first = must(pool.allocate(2 * kMiB));
+    const HostBlock second = must(pool.allocate(2 * kMiB));
+    const auto early = std::make_shared<ManualEvent>();
+    const auto late = std::make_shared<ManualEvent>();
+    pool.free(first, {early});
+    pool.free(second, {early, late});
+    std::thread finisher([&] {
+        early->finish();
+        late->finish();
+    });
+
+    EXPECT_EQ(must(pool.allocate(4 * kMiB)).address, first.address);
+    finisher.join();
+}
+
+// Goal: unmapping waits for the copies. Method: a copy that takes its time, and no wait but the
+// destructor's.
+TEST(HostPoolTest, DestructorWaitsForCopiesOfFreedBlocks) {
+    SimDevice device({.to_host_bytes_per_second = 500'000'000});
+    const std::vector<unsigned char> from(kMiB, 3);
+    Event copy;
+    {
+        HostPool pool(device, foreground(4 * kMiB));
+        const HostBlock block = must(pool.allocate(kMiB));
+        copy = device.copy(CopyDirection::kToHost, block.address, from.data(), kMiB, {});
+        pool.free(block, {copy});
+    }
+    EXPECT_TRUE(copy->is_done());
+    EXPECT_EQ(device.locked_bytes(), 0u);
+}
+
+// Goal: locked memory stays close to what was asked for. Method: sizes like those of a model's
+// storages, with and without the background thread; the bound holds from 128 MiB on.
+TEST(HostPoolTest, LockedBytesStayWithinThreePercentOfThoseAsked) {
+    for (const bool in_background : {false, true}) {
+        SimDevice device;
+        HostPool pool(device, {.limit_bytes = kGiB, .grow_in_background = in_background});
+        std::mt19937_64 random(5);
+        while (pool.stats().in_use_bytes < 400 * kMiB) {
+            must(pool.allocate(kMiB + random() % (6 * kMiB)));
+            const HostPoolStats stats = pool.stats();
+            if (stats.in_use_bytes_peak >= 128 * kMiB) {
+                ASSERT_LE(static_cast<double>(stats.locked_bytes),
+                          1.03 * static_cast<double>(stats.in_use_bytes_peak));
+            }
+        }
+    }
+}
+
+// Goal: memory is there before it is asked for. Method: fill the pool until less than the
+// headroom is free; then wait until the background thread has grown it.
+TEST(HostPoolTest, BackgroundThreadGrowsAheadOfNeed) {
+    SimDevice device;
+    HostPool pool(device, {.limit_bytes = kGiB, .grow_in_background = true});
+    must(pool.allocate(256 * kMiB));
+    must(pool.allocate(4 * kMiB));  // The second growth; nothing is left free.
+    while (pool.stats().growths < 3) {
+        std::this_thread::yield();
+    }
+    const uint64_t growths = pool.stats().growths;
+
+    must(pool.allocate(2 * kMiB));
+
+    EXPECT_LE(pool.stats().growths, growths + 1);  // At most the next headroom.
+    EXPECT_GE(pool.stats().locked_bytes, 262 * kMiB);
+}
+
+// Goal: the steady state commits nothing. Method: the same round of blocks again and again.
+TEST(HostPoolTest, RepeatedRoundsDoNotGrow) {
+    SimDevice device;
+    HostPool pool(device, foreground(256 * kMiB));
+    std::vector<HostBlock> blocks(16);
+    uint64_t growths = 0;
+    for (int round = 0; round < 10; ++round) {
+        for (size_t i = 0; i < blocks.size(); ++i) {
+            blocks[i] = must(pool.allocate(kMiB + i * 100 * kKiB));
+        }
+        for (const HostBlock& block : blocks) {
+            pool.free(block, {});
+        }
+        growths = round == 0 ? pool.stats().growths : growths;
+    }
+    EXPECT_EQ(pool.stats().growths, growths);
+}
+
+/// The pool in the plainest way: which units of 512 bytes are taken.
+class PlainPool {
+public:
+    /// Where best fit puts `size_bytes` in the first `committed_bytes`; -1: nowhere.
+    int64_t best_fit(size_t size_bytes, uint64_t committed_bytes) const {
+        const size_t units = align_up(size_bytes, kBlockAlignment) / kBlockAlignment;
+        size_t best_run = SIZE_MAX;
+        int64_t best = -1;
+        const size_t end = committed_bytes / kBlockAlignment;
+        for (size_t begin = 0; begin < end;) {
+            size_t run = 0;
+            while (begin + run < end && !is_taken(begin + run)) {
+                ++run;
+            }
+            if (run >= units && run < best_run) {
+                best_run = run;
+                best = static_cast<int64_t>(begin * kBlockAlignment);
+            }
+            begin += run + 1;
+        }
+        return best;
+    }
+
+    void set(uint64_t offset, size_t size_bytes, bool taken) {
+        const size_t begin = offset / kBlockAlignment;
+        const size_t end = begin + align_up(size_bytes, kBlockAlignment) / kBlockAlignment;
+        taken_.resize(std::max(taken_.size(), end));
+        for (size_t unit = begin; unit < end; ++unit) {
+            EXPECT_NE(taken_[unit], taken) << "unit " << unit;
+            taken_[unit] = taken;
+        }
+    }
+
+private:
+    bool is_taken(size_t unit) const { return unit < taken_.size() && taken_[unit]; }
+
+    std::vector<bool> taken_;
+};
+
+// Goal: the pool places every block where best fit says and keeps its sums. Method: a random walk
+// beside the plain model.
+TEST(HostPoolTest, RandomWalkAgreesWithThePlainModel) {
+    const uint64_t seed = std::random_device{}();
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937_64 random(seed);
+    SimDevice device;
+    HostPool pool(device, foreground(48 * kMiB));
+    PlainPool model;
+    const HostBlock origin = must(pool.allocate(512));
+    model.set(0, 512, true);
+    std::vector<HostBlock> blocks;
+    uint64_t in_use_bytes = 512;
+    for (int step = 0; step < 1500; ++step) {
+        if (blocks.empty() || random() % 5 < 3) {
+            const size_t size = 1 + random() % (2 * kMiB);
+            const HostPoolStats before = pool.stats();
+            const int64_t expected = model.best_fit(size, before.locked_bytes);
+            const std::optional<HostBlock> block = pool.allocate(size);
+            if (!block) {
+                ASSERT_EQ(expected, -1) << "step " << step;
+                ASSERT_GT(before.locked_bytes + 2 * kMiB + size, before.limit_bytes);
+                continue;
+            }
+            const uint64_t offset = address_of(*block) - address_of(origin);
+            if (expected >= 0) {
+                ASSERT_EQ(offset, static_cast<uint64_t>(expected)) << "step " << step;
+                ASSERT_EQ(pool.stats().growths, before.growths);
+            }
+            model.set(offset, size, true);
+            blocks.push_back(*block);
+            in_use_bytes += size;
+        } else {
+            std::swap(blocks[random() % blocks.size()], blocks.back());
+            const HostBlock block = blocks.back();
+            blocks.pop_back();
+            pool.free(block, {});
+            model.set(address_of(block) - address_of(origin), block.size_bytes, false);
+            in_use_bytes -= block.size_bytes;
+        }
+        ASSERT_EQ(pool.stats().in_use_bytes, in_use_bytes);
+        ASSERT_LE(pool.stats().locked_bytes, pool.stats().limit_bytes);
+    }
+}
+
+// Goal: threads share the pool and no byte. Method: each copies its own bytes through the device
+// into blocks, frees them with the copy as event, and finds what it kept unchanged.
+TEST(HostPoolTest, ThreadsNeverShareAByte) {
+    SimDevice device({.seed = 9, .copy_latency_ns_max = 50'000});
+    HostPool pool(device, {.limit_bytes = 24 * kMiB, .touch_threads = 2});
+    const auto walk = [&](unsigned char mark) {
+        std::mt19937 random(mark);
+        const std::vector<unsigned char> from(kMiB, mark);
+        for (int round = 0; round < 100; ++round) {
+            const size_t size = 1 + random() % kMiB;
+            const HostBlock kept = must(pool.allocate(size));
+            const HostBlock passing = must(pool.allocate(size));
+            device.copy(CopyDirection::kToHost, kept.address, from.data(), size, {})->wait();
+            const Event copy =
+                device.copy(CopyDirection::kToHost, passing.address, from.data(), size, {});
+            pool.free(passing, {copy});
+            EXPECT_TRUE(std::all_of(bytes_of(kept), bytes_of(kept) + size,
+                                    [mark](unsigned char byte) { return byte == mark; }));
+            pool.free(kept, {});
+        }
+    };
+    std::vector<std::thread> threads;
+    for (unsigned char mark = 1; mark <= 4; ++mark) {
+        threads.emplace_back(walk, mark);
+    }
+    for (std::thread& thread : threads) {
+        thread.join();
+    }
+    EXPECT_EQ(pool.stats().in_use_bytes, 0u);
+}
+
+// Goal: a data-loader worker that inherits the pool can use it and end. Method: fork with a
+// background thread alive and a copy pending.
+TEST(HostPoolForkTest, ChildUsesThePoolAndDestroysIt) {
+    SimDevice device({.to_host_bytes_per_second = 100'000'000});
+    auto pool = std::make_unique<HostPool>(
+        device, HostPoolOptions{.limit_bytes = 512 * kMiB, .grow_in_background = true});
+    must(pool->allocate(128 * kMiB));
+    const HostBlock kept = must(pool->allocate(4 * kMiB));
+    const HostBlock block = must(pool->allocate(kMiB));
+    const std::vector<unsigned char> from(kMiB, 3);
+    std::memset(kept.address, 7, kept.size_bytes);
+    const Event copy = device.copy(CopyDirection::kToHost, block.address, from.data(), kMiB, {});
+    pool->free(block, {copy});
+
+    EXPECT_TRUE(holds_in_child([&] {
+        const std::optional<HostBlock> mine = pool->allocate(16 * kMiB);
+        if (!mine) {
+            return false;
+        }
+        std::memset(mine->address, 1, mine->size_bytes);
+        pool->free(*mine, {copy});
+        const bool whole = bytes_of(kept)[0] == 7;
+        pool.reset();
+        return whole;
+    }));
+}
+
+}  // namespace
+}  // namespace trainstream
