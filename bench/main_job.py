@@ -1,0 +1,215 @@
+"""The main job on one GPU: an unmodified script under a budget against the same script without.
+
+    python bench/main_job.py [--shape 1.26b] [--budget 0.4] [--steps 20] [--fit] [--device cuda]
+
+Two processes train the same model; one is stock, one has PYTORCH_TRAINSTREAM=1. By default they run
+one after the other: losses and final weights are compared bit for bit, and the step time is given
+against stock's. With --fit both live at once under a budget that fits and take turns, step by step:
+nothing may move, and the ratio of the medians is what switching on costs.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+
+import results
+
+GIB = 2**30
+FOLDER = pathlib.Path(__file__).resolve().parent
+
+
+class Worker:
+    """bench/train_worker.py in a process of its own."""
+
+    def __init__(self, options, conf=None):
+        environment = {k: v for k, v in os.environ.items() if "TRAINSTREAM" not in k}
+        path = [str(FOLDER.parent), environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(p for p in path if p)
+        if conf is not None:
+            environment.update(PYTORCH_TRAINSTREAM="1", PYTORCH_TRAINSTREAM_CONF=conf)
+        command = [sys.executable, str(FOLDER / "train_worker.py"), "--shape", options.shape]
+        command += ["--device", options.device, "--length", str(options.length)]
+        command += ["--sequences", str(options.sequences)]
+        self.process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if conf is not None else None,
+            text=True,
+        )
+        self.steps, self.built = [], self.read()
+
+    def read(self):
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        if self.process.stderr is not None:
+            sys.stderr.write(self.process.stderr.read())
+        raise SystemExit("a worker ended early")
+
+    def step(self):
+        self.process.stdin.write("step\n")
+        self.process.stdin.flush()
+        self.steps.append(self.read())
+
+    def end(self):
+        self.process.stdin.write("end\n")
+        self.process.stdin.flush()
+        self.weights = self.read()["weights"]
+        self.process.stdin.close()
+        errors = self.process.stderr.read() if self.process.stderr is not None else ""
+        if self.process.wait() != 0:
+            raise SystemExit(f"a worker ended with status {self.process.returncode}\n{errors}")
+        self.exit_line = re.search(r"^trainstream:.*evicted=.*$", errors, re.MULTILINE)
+        return self
+
+    def median_seconds(self, skip):
+        return statistics.median(step["seconds"] for step in self.steps[skip:])
+
+    def losses(self):
+        return [step["loss"] for step in self.steps]
+
+
+def train(options, conf=None):
+    worker = Worker(options, conf)
+    for _ in range(options.steps):
+        worker.step()
+    return worker.end()
+
+
+def conf_of(options, vram):
+    device = "cuda" if options.device == "cuda" else "sim"
+    return f"vram:{int(vram)},device:{device}" + ("," + options.conf if options.conf else "")
+
+
+def peak_of(worker, key):
+    return worker.steps[-1].get(key, 0)
+
+
+def compare(options):
+    """Stock, then under the budget. Returns rows and whether all bits were equal."""
+    stock = train(options)
+    peak = peak_of(stock, "allocated_peak_bytes") or int(options.stock_peak)
+    vram = options.budget * peak if options.budget <= 1 else options.budget
+    ours = train(options, conf_of(options, vram))
+    rows = [("budget", int(vram), "bytes"), ("stock peak allocated", peak, "bytes")]
+    rows += [
+        ("stock peak reserved", peak_of(stock, "reserved_peak_bytes"), "bytes"),
+        ("budget share of stock peak", vram / peak, "ratio"),
+        ("peak reserved", peak_of(ours, "reserved_peak_bytes"), "bytes"),
+        ("build and move", ours.built["seconds"], "s"),
+        ("peak reserved after building", ours.built.get("reserved_peak_bytes", 0), "bytes"),
+    ]
+    same_losses = stock.losses() == ours.losses()
+    rows += [
+        ("losses bit-equal", int(same_losses), "bool"),
+        ("steps compared", len(ours.steps), "steps"),
+        ("final weights bit-equal", int(stock.weights == ours.weights), "bool"),
+        ("first loss", float.fromhex(ours.losses()[0]), "nats"),
+        ("last loss", float.fromhex(ours.losses()[-1]), "nats"),
+    ]
+    times = stock.median_seconds(2), ours.median_seconds(2)
+    rows += [
+        ("stock step, median after 2", times[0], "s"),
+        ("step, median after 2", times[1], "s"),
+        ("step against stock", times[1] / times[0], "ratio"),
+        ("resident set peak", ours.steps[-1]["rss_bytes"], "bytes"),
+    ]
+    rows += per_step(ours) + after_second_step(ours)
+    print(ours.exit_line.group(0) if ours.exit_line else "no exit line", file=sys.stderr)
+    within = peak_of(ours, "reserved_peak_bytes") <= vram
+    rows.append(("peak reserved within budget", int(within), "bool"))
+    return stock, rows, same_losses and stock.weights == ours.weights and within
+
+
+def per_step(worker):
+    last, before = worker.steps[-1], worker.steps[-2]
+    keys = ("evicted", "restored", "dropped", "in_place", "born_cold")
+    return [
+        (f"{key} in the last step", last[f"ts_{key}_bytes"] - before[f"ts_{key}_bytes"], "bytes")
+        for key in keys
+    ] + [
+        ("moves refused", last["ts_failures"], "count"),
+        ("page-locked at the end", last["ts_page_locked_bytes"], "bytes"),
+        ("host memory in use, peak", last["ts_host_in_use_bytes_peak"], "bytes"),
+    ]
+
+
+def after_second_step(worker):
+    """What still grew after the second step: all of it should be nothing."""
+    second, last = worker.steps[1], worker.steps[-1]
+    keys = {
+        "page-lock growths": "ts_growths",
+        "driver allocations": "driver_allocations",
+        "driver frees": "driver_frees",
+        "regions laid out": "ts_rebuilds",
+    }
+    return [
+        (f"{name} after step 2", last.get(key, 0) - second.get(key, 0), "count")
+        for name, key in keys.items()
+    ]
+
+
+def fit(options):
+    """Both at once under a budget that fits, taking turns."""
+    stock = Worker(options)
+    stock.step()
+    vram = 1.5 * (peak_of(stock, "reserved_peak_bytes") or int(options.stock_peak))
+    ours = Worker(options, conf_of(options, vram))
+    ours.step()
+    for _ in range(options.steps + 4):
+        stock.step()
+        ours.step()
+    stock.end()
+    ours.end()
+    skip = len(stock.steps) - options.steps
+    times = stock.median_seconds(skip), ours.median_seconds(skip)
+    last = ours.steps[-1]
+    moved = sum(last[f"ts_{key}_bytes"] for key in ("evicted", "restored", "in_place", "born_cold"))
+    equal = stock.losses() == ours.losses() and stock.weights == ours.weights
+    rows = [
+        ("fit: budget", int(vram), "bytes"),
+        ("fit: stock step, median", times[0], "s"),
+        ("fit: step, median", times[1], "s"),
+        ("fit: step against stock", times[1] / times[0], "ratio"),
+        ("fit: steps", options.steps, "steps"),
+        ("fit: bytes moved", moved, "bytes"),
+        ("fit: bit-equal", int(equal), "bool"),
+    ]
+    return stock, rows, equal and moved == 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", default="1.26b")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--budget", type=float, default=0.4, help="share of stock's peak, or bytes")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--sequences", type=int, default=4)
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--conf", default="")
+    parser.add_argument("--fit", action="store_true")
+    parser.add_argument("--stock-peak", default="0", help="bytes; for a device that cannot tell")
+    parser.add_argument("--name", help="of the result: bench/results/<date>-<name>.json")
+    parser.add_argument("--folder")
+    options = parser.parse_args()
+    worker, rows, good = (fit if options.fit else compare)(options)
+    for name, value, unit in rows:
+        print(f"{name:40} {value:.6g} {unit}")
+    if options.name:
+        versions = {"torch": worker.built["torch"]}
+        path = results.write(
+            options.name, worker.built["hardware"], versions, rows, options.folder
+        )
+        print(path)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

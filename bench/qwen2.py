@@ -1,0 +1,97 @@
+"""Qwen2-shaped models from Hugging Face, and one training step on them: plain PyTorch throughout.
+
+Weights are filled with a repeated block of random numbers instead of the library's own
+initialization: 7.62e9 numbers from one CPU thread take minutes, and what is measured is placement.
+"""
+
+import hashlib
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+SHAPES = {
+    "tiny": {
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "intermediate_size": 704,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 8192,
+    },
+    "1.26b": {
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "intermediate_size": 5632,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "vocab_size": 32000,
+    },
+    "7.62b": {
+        "hidden_size": 3584,
+        "num_hidden_layers": 28,
+        "intermediate_size": 18944,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+    },
+}
+
+
+def build(shape, device, seed=0):
+    """The model in bfloat16, built on the CPU and moved to `device`, checkpointing on."""
+    config = Qwen2Config(max_position_embeddings=4096, use_cache=False, **SHAPES[shape])
+    torch.manual_seed(seed)
+    with torch.device("meta"):
+        model = Qwen2ForCausalLM(config).to(torch.bfloat16)
+    model = model.to_empty(device="cpu")
+    fill(model, seed)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    return model.to(device)
+
+
+@torch.no_grad()
+def fill(model, seed):
+    generator = torch.Generator().manual_seed(seed)
+    block = torch.randn(1 << 22, generator=generator).mul_(0.02).to(torch.bfloat16)
+    for name, param in model.named_parameters():
+        if param.dim() == 1:
+            param.fill_(1.0 if "norm" in name else 0.0)
+            continue
+        flat = param.view(-1)
+        for begin in range(0, flat.numel(), block.numel()):
+            piece = flat[begin : begin + block.numel()]
+            piece.copy_(block[: piece.numel()])
+    for module in model.modules():  # Rotary tables are buffers that `meta` left empty.
+        if hasattr(module, "inv_freq"):
+            fresh, _ = module.compute_default_rope_parameters(module.config)
+            module.inv_freq.copy_(fresh)
+            module.original_inv_freq = module.inv_freq.clone()
+
+
+class Trainer:
+    """One optimizer step on `sequences` x `length` random tokens, different ones each step."""
+
+    def __init__(self, shape, device, sequences=4, length=2048, lr=1e-5):
+        self.model = build(shape, device)
+        fused = device == "cuda"
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, fused=fused)
+        self.device, self.size = device, (sequences, length)
+        self.generator = torch.Generator().manual_seed(1)
+
+    def step(self):
+        vocabulary = self.model.config.vocab_size
+        ids = torch.randint(0, vocabulary, self.size, generator=self.generator).to(self.device)
+        loss = self.model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+
+def digest(model):
+    """SHA-256 over the raw bytes of every parameter, in order."""
+    hasher = hashlib.sha256()
+    for param in model.parameters():
+        hasher.update(memoryview(param.detach().cpu().view(torch.uint8).numpy()))
+    return hasher.hexdigest()

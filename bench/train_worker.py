@@ -1,0 +1,78 @@
+"""Trains a Qwen2-shaped model, a step for each line on stdin; answers each with a line of JSON.
+
+    echo -e "step\nstep\nend" | python bench/train_worker.py --shape 1.26b
+
+Knows nothing of trainstream but its counters, read when it is switched on by the environment.
+"""
+
+import argparse
+import json
+import os
+import resource
+import sys
+import time
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import torch
+
+import qwen2
+
+
+def counters(device):
+    found = {"rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    if device == "cuda":
+        stats = torch.cuda.memory_stats()
+        found["allocated_peak_bytes"] = torch.cuda.max_memory_allocated()
+        found["reserved_peak_bytes"] = torch.cuda.max_memory_reserved()
+        found["driver_allocations"] = stats["num_device_alloc"]
+        found["driver_frees"] = stats["num_device_free"]
+        found["ooms"] = stats["num_ooms"]
+    extension = sys.modules.get("trainstream._C")
+    if extension is not None:
+        found.update({f"ts_{key}": value for key, value in extension.stats().items()})
+    return found
+
+
+def answer(**fields):
+    print(json.dumps(fields), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=qwen2.SHAPES, default="tiny")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--sequences", type=int, default=4)
+    parser.add_argument("--length", type=int, default=2048)
+    options = parser.parse_args()
+    torch.use_deterministic_algorithms(True)
+    if options.device == "cpu":
+        torch.set_num_threads(2)
+    sync = torch.cuda.synchronize if options.device == "cuda" else (lambda: None)
+
+    start = time.perf_counter()
+    trainer = qwen2.Trainer(options.shape, options.device, options.sequences, options.length)
+    sync()
+    parameters = sum(p.numel() for p in trainer.model.parameters())
+    answer(
+        event="built",
+        seconds=time.perf_counter() - start,
+        parameters=parameters,
+        torch=torch.__version__,
+        hardware=torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
+        **counters(options.device),
+    )
+    for line in sys.stdin:
+        if line.strip() != "step":
+            break
+        start = time.perf_counter()
+        loss = trainer.step()
+        sync()
+        seconds = time.perf_counter() - start
+        answer(event="step", seconds=seconds, loss=loss.item().hex(), **counters(options.device))
+    start = time.perf_counter()
+    answer(event="digest", weights=qwen2.digest(trainer.model), seconds=time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    main()
