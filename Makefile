@@ -55,8 +55,8 @@ pytest-newest:  ## The tests that need no GPU on the newest torch, in a copy of 
 ifdef TRAINSTREAM_PYTHON
 	@echo "skipped: TRAINSTREAM_PYTHON names the only interpreter to use"
 else
-	@cd "$$(tools/build.sh newest)" && PYTHONPATH="$$PWD" \
-	    "$$(tools/setup.sh python newest)" -m pytest -m "not gpu" $(PYTEST_ARGS)
+	@tree=$$(tools/build.sh newest); python=$$(tools/setup.sh python newest); cd "$$tree"; \
+	    PYTHONPATH="$$tree" "$$python" -m pytest -m "not gpu" $(PYTEST_ARGS)
 endif
 
 # Random walks read TRAINSTREAM_SOAK and run their long form.
