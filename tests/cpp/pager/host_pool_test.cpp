@@ -388,18 +388,19 @@ TEST(HostPoolTest, ThreadsNeverShareAByte) {
     const auto walk = [&](unsigned char mark) {
         std::mt19937 random(mark);
         const std::vector<unsigned char> from(kMiB, mark);
+        Event last;
         for (int round = 0; round < 100; ++round) {
             const size_t size = 1 + random() % kMiB;
             const HostBlock kept = must(pool.allocate(size));
             const HostBlock passing = must(pool.allocate(size));
             device.copy(CopyDirection::kToHost, kept.address, from.data(), size, {})->wait();
-            const Event copy =
-                device.copy(CopyDirection::kToHost, passing.address, from.data(), size, {});
-            pool.free(passing, {copy});
+            last = device.copy(CopyDirection::kToHost, passing.address, from.data(), size, {});
+            pool.free(passing, {last});
             EXPECT_TRUE(std::all_of(bytes_of(kept), bytes_of(kept) + size,
                                     [mark](unsigned char byte) { return byte == mark; }));
             pool.free(kept, {});
         }
+        last->wait();  // It reads `from`.
     };
     std::vector<std::thread> threads;
     for (unsigned char mark = 1; mark <= 4; ++mark) {
@@ -436,6 +437,7 @@ TEST(HostPoolForkTest, ChildUsesThePoolAndDestroysIt) {
         pool.reset();
         return whole;
     }));
+    copy->wait();  // It reads `from`.
 }
 
 }  // namespace
