@@ -161,18 +161,21 @@ void NativeMemory::forget_freed_regions() {
             return;
         }
     }
-    std::set<uintptr_t> segments;
+    // By containment: with expandable segments a region lies inside one.
+    std::vector<Region> segments;
     for (const auto& segment : native_->snapshot({0, 0}, /*include_traces=*/false).segments) {
-        segments.insert(reinterpret_cast<uintptr_t>(segment.address));
+        const auto begin = static_cast<uintptr_t>(segment.address);
+        segments.push_back({begin, begin + segment.total_size});
     }
+    const auto is_gone = [&](const Region& region) {
+        return std::none_of(segments.begin(), segments.end(), [&](const Region& segment) {
+            return segment.begin <= region.begin && region.end <= segment.end;
+        });
+    };
     MutexLock lock(mutex_);
     for (auto entry = regions_.begin(); entry != regions_.end();) {
         auto& list = entry->second;
-        list.erase(std::remove_if(list.begin(), list.end(),
-                                  [&](const Region& region) {
-                                      return segments.count(region.begin) == 0;
-                                  }),
-                   list.end());
+        list.erase(std::remove_if(list.begin(), list.end(), is_gone), list.end());
         entry = list.empty() ? regions_.erase(entry) : std::next(entry);
     }
 }

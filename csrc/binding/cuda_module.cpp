@@ -18,6 +18,11 @@ std::shared_ptr<EvictingAllocator>& the_allocator() {
 std::shared_ptr<cca::CUDAAllocator> cuda_allocator(int64_t vram, int64_t ram,
                                                    size_t min_storage_bytes, bool verify) {
     if (the_allocator() == nullptr) {
+        if (cca::get()->name() != "native") {
+            throw errors::invalid_argument(
+                "works over torch's native allocator, but the backend is '" + cca::get()->name() +
+                "'. Remove backend:" + cca::get()->name() + " from PYTORCH_ALLOC_CONF.");
+        }
         the_allocator() = std::make_shared<EvictingAllocator>(
             cca::get(), CudaOptions{vram, ram, min_storage_bytes, verify});
     }

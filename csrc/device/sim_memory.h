@@ -5,6 +5,7 @@
 
 #include <unordered_map>
 
+#include "base/bytes.h"
 #include "base/free_extents.h"
 #include "base/mutex.h"
 #include "device/device_memory.h"
@@ -37,6 +38,8 @@ public:
 
     std::vector<Region> regions(StreamId stream) const override;
     bool rebuild(StreamId stream) override;
+    /// Blocks are whole pages.
+    size_t slack_bytes() const override { return 4 * kKiB - 1; }
 
     uint64_t budget_bytes() const override { return budget_bytes_; }
     uint64_t peak_bytes() const override;
