@@ -12,8 +12,7 @@ CurrentStream::CurrentStream(const Pager& pager) {
 #ifdef TS_WITH_CUDA
     const std::optional<c10::Device> device = PagerRegistry::instance().device_of(pager);
     if (device.has_value() && device->is_cuda()) {
-        id_ = reinterpret_cast<StreamId>(
-            c10::cuda::getCurrentCUDAStream(device->index()).stream());
+        id_ = reinterpret_cast<StreamId>(c10::cuda::getCurrentCUDAStream(device->index()).stream());
     }
 #else
     static_cast<void>(pager);

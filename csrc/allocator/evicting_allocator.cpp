@@ -92,8 +92,7 @@ c10::DataPtr EvictingAllocator::allocate(size_t size_bytes) {
     return {address, address, &managed_deleter, c10::Device(c10::kCUDA, device)};
 }
 
-void* EvictingAllocator::managed(size_t size_bytes, c10::DeviceIndex device,
-                                 cudaStream_t stream) {
+void* EvictingAllocator::managed(size_t size_bytes, c10::DeviceIndex device, cudaStream_t stream) {
     try {
         return parts(device).pager.allocate(size_bytes, as_id(stream));
     } catch (const Error& error) {
@@ -126,8 +125,7 @@ void EvictingAllocator::raw_delete(void* address) {
         return;
     }
     bool freed = false;
-    PagerRegistry::instance().for_each(
-        [&](Pager& pager) { freed = freed || pager.free(address); });
+    PagerRegistry::instance().for_each([&](Pager& pager) { freed = freed || pager.free(address); });
     if (!freed) {
         native()->raw_delete(address);
     }
@@ -224,10 +222,11 @@ void EvictingAllocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolI
 void EvictingAllocator::check_on_device(const void* address, const char* call) const {
     PagerRegistry::instance().for_each([&](Pager& pager) {
         Residency residency = Residency::kResident;
-        TORCH_CHECK(!pager.residency(address, &residency) || residency == Residency::kResident,
-                    "trainstream: ", call,
-                    ": this storage is in host memory now. Call trainstream.pin(tensor) first: it is "
-                    "brought in and stays.");
+        TORCH_CHECK(
+            !pager.residency(address, &residency) || residency == Residency::kResident,
+            "trainstream: ", call,
+            ": this storage is in host memory now. Call trainstream.pin(tensor) first: it is "
+            "brought in and stays.");
     });
 }
 

@@ -28,7 +28,8 @@ struct CudaOptions {
 /// they may move, and an allocation that does not fit moves others or is born in host memory.
 ///
 /// Owner: the process; never destroyed, since tensors may outlive every static object.
-/// Lock:  `devices_mutex_` for the making of a device's parts, `pools_mutex_` for the open pools; no
+/// Lock:  `devices_mutex_` for the making of a device's parts, `pools_mutex_` for the open pools;
+/// no
 ///        allocator is called under either.
 class EvictingAllocator final : public NativeForwarder {
 public:

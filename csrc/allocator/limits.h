@@ -1,4 +1,5 @@
-// csrc/allocator/limits.h: a limit as configured (bytes, a share, or automatic) to a number of bytes.
+// csrc/allocator/limits.h: a limit as configured (bytes, a share, or automatic) to a number of
+// bytes.
 #pragma once
 
 #include <cstdint>

@@ -121,9 +121,7 @@ public:
         const std::vector<std::pair<std::string, std::string>>& annotation) override {
         native_->recordAnnotation(annotation);
     }
-    void pushCompileContext(std::string& context) override {
-        native_->pushCompileContext(context);
-    }
+    void pushCompileContext(std::string& context) override { native_->pushCompileContext(context); }
     void popCompileContext() override { native_->popCompileContext(); }
     void setUserMetadata(const std::string& metadata) override {
         native_->setUserMetadata(metadata);

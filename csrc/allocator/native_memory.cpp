@@ -11,8 +11,8 @@ namespace trainstream {
 
 namespace {
 
-// Kept out of the regions for what never moves: blocks under 1 MiB, which torch serves from segments
-// of 2 MiB of their own. An eighth of a tiny budget, 1/64 of a large one.
+// Kept out of the regions for what never moves: blocks under 1 MiB, which torch serves from
+// segments of 2 MiB of their own. An eighth of a tiny budget, 1/64 of a large one.
 uint64_t headroom_of(uint64_t limit_bytes) {
     const uint64_t most = std::max<uint64_t>(64 * kMiB, limit_bytes / 64);
     return std::clamp<uint64_t>(limit_bytes / 8, 8 * kMiB, most);
@@ -93,8 +93,7 @@ void NativeMemory::free(void* address) noexcept { native_->raw_delete(address); 
 void NativeMemory::defer_reuse(void* address, StreamId stream) {
     c10::DataPtr pointer(address, address, native_->raw_deleter(),
                          c10::Device(c10::kCUDA, device_));
-    native_->recordStream(pointer,
-                          c10::cuda::getStreamFromExternal(as_cuda(stream), device_));
+    native_->recordStream(pointer, c10::cuda::getStreamFromExternal(as_cuda(stream), device_));
     pointer.release_context();
 }
 
@@ -123,7 +122,8 @@ bool NativeMemory::rebuild(StreamId stream) {
             }
         }
     }
-    const auto reserved = static_cast<uint64_t>(native_->getDeviceStats(device_).reserved_bytes[0].current);
+    const auto reserved =
+        static_cast<uint64_t>(native_->getDeviceStats(device_).reserved_bytes[0].current);
     const uint64_t limit = limit_bytes_.load();
     const uint64_t taken = reserved + headroom_of(limit);
     const uint64_t left = limit > taken ? limit - taken : 0;

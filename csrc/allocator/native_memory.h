@@ -14,7 +14,8 @@ namespace trainstream {
 
 /// Torch's allocator keeps splitting, joining and caching. Two things are added:
 /// - a limit: its memory fraction, so that what it reserves stays within the budget;
-/// - regions: once the budget presses, one large free segment for each compute stream, taken and given
+/// - regions: once the budget presses, one large free segment for each compute stream, taken and
+/// given
 ///   back at once, so that torch serves everything from it and asks the driver for nothing more.
 ///
 /// Owner: EvictingAllocator, one for each device.

@@ -35,7 +35,8 @@ public:
         }
     }
 
-    /// Pools of torch's that are open (graph captures, MemPool): only then can a stream be capturing.
+    /// Pools of torch's that are open (graph captures, MemPool): only then can a stream be
+    /// capturing.
     void pool_opened() { open_pools_.fetch_add(1); }
     void pool_closed() { open_pools_.fetch_sub(1); }
     bool pools_open() const { return open_pools_.load(std::memory_order_relaxed) > 0; }

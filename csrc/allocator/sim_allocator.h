@@ -20,8 +20,8 @@ struct ManagedOptions {
     uint64_t seed = 0;
 };
 
-/// Serves storages of min_storage bytes and more from the simulated device; smaller ones, and all of
-/// a forked child's, come from torch's own CPU allocator.
+/// Serves storages of min_storage bytes and more from the simulated device; smaller ones, and all
+/// of a forked child's, come from torch's own CPU allocator.
 ///
 /// Owner: the process; never destroyed. Lock: none of its own.
 class SimAllocator final : public c10::Allocator {

@@ -36,9 +36,7 @@ void StorageOwnerPort::remember(void* owner) {
     c10::raw::weak_intrusive_ptr::incref(as_storage(owner));
 }
 
-void StorageOwnerPort::forget(void* owner) noexcept {
-    WeakStorage::reclaim(as_storage(owner));
-}
+void StorageOwnerPort::forget(void* owner) noexcept { WeakStorage::reclaim(as_storage(owner)); }
 
 bool StorageOwnerPort::hold(void* owner) {
     WeakStorage weak = WeakStorage::reclaim(as_storage(owner));
@@ -47,9 +45,7 @@ bool StorageOwnerPort::hold(void* owner) {
     return strong.release() != nullptr;
 }
 
-void StorageOwnerPort::release(void* owner) noexcept {
-    StrongStorage::reclaim(as_storage(owner));
-}
+void StorageOwnerPort::release(void* owner) noexcept { StrongStorage::reclaim(as_storage(owner)); }
 
 bool StorageOwnerPort::repoint(void* owner, void* from, void* to) {
     c10::DataPtr& pointer = compat::raw_data_ptr(*as_storage(owner));

@@ -16,8 +16,8 @@ struct InterpreterHooks {
 
 /// Owner: the process. Lock: none of its own; every call works on one StorageImpl.
 ///
-/// remember() holds a weak reference: the StorageImpl's memory stays, its bytes do not. hold() takes
-/// a strong one, which torch may need the GIL for when only Python holds the storage.
+/// remember() holds a weak reference: the StorageImpl's memory stays, its bytes do not. hold()
+/// takes a strong one, which torch may need the GIL for when only Python holds the storage.
 class StorageOwnerPort final : public OwnerPort {
 public:
     static StorageOwnerPort& instance();

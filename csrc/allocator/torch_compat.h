@@ -1,6 +1,6 @@
-// csrc/allocator/torch_compat.h: what differs between torch 2.11 and 2.15 in StorageImpl. What differs
-// in CUDAAllocator is absorbed by native_forwarder.h in the same way: by asking for the member, not
-// for a version.
+// csrc/allocator/torch_compat.h: what differs between torch 2.11 and 2.15 in StorageImpl. What
+// differs in CUDAAllocator is absorbed by native_forwarder.h in the same way: by asking for the
+// member, not for a version.
 #pragma once
 
 #include <c10/core/StorageImpl.h>

@@ -21,20 +21,19 @@ std::string assertion_values(const A& left, const B& right) {
 }  // namespace trainstream::detail
 
 #ifdef TS_DEBUG_CHECKS
-#define TS_ASSERT(condition)                                                               \
-    do {                                                                                   \
-        if (!(condition)) {                                                                \
-            ::trainstream::detail::assertion_failed(#condition, "", __FILE__, __LINE__);   \
-        }                                                                                  \
+#define TS_ASSERT(condition)                                                             \
+    do {                                                                                 \
+        if (!(condition)) {                                                              \
+            ::trainstream::detail::assertion_failed(#condition, "", __FILE__, __LINE__); \
+        }                                                                                \
     } while (false)
-#define TS_ASSERT_OP(left, op, right)                                                      \
-    do {                                                                                   \
-        if (!((left)op(right))) {                                                          \
-            ::trainstream::detail::assertion_failed(                                       \
-                #left " " #op " " #right,                                                  \
-                ::trainstream::detail::assertion_values((left), (right)), __FILE__,        \
-                __LINE__);                                                                 \
-        }                                                                                  \
+#define TS_ASSERT_OP(left, op, right)                                                          \
+    do {                                                                                       \
+        if (!((left)op(right))) {                                                              \
+            ::trainstream::detail::assertion_failed(                                           \
+                #left " " #op " " #right,                                                      \
+                ::trainstream::detail::assertion_values((left), (right)), __FILE__, __LINE__); \
+        }                                                                                      \
     } while (false)
 #else
 #define TS_ASSERT(condition) static_cast<void>(sizeof(!(condition)))

@@ -11,8 +11,7 @@ Error out_of_memory(const MemoryNumbers& n) {
                 ": device budget " + format_bytes(n.budget_bytes) + ", in use " +
                 format_bytes(n.in_use_bytes) + ", of which " + format_bytes(n.pinned_bytes) +
                 " is pinned and " + format_bytes(movable) + " can move; host memory limit " +
-                format_bytes(n.host_limit_bytes) + ", in use " +
-                format_bytes(n.host_in_use_bytes) +
+                format_bytes(n.host_limit_bytes) + ", in use " + format_bytes(n.host_in_use_bytes) +
                 ". Raise vram or ram in PYTORCH_TRAINSTREAM_CONF by at least " +
                 format_bytes(n.asked_bytes) + ", or make the batch smaller."};
 }

@@ -31,8 +31,8 @@ private:
 struct MemoryNumbers {
     uint64_t asked_bytes = 0;
     uint64_t budget_bytes = 0;
-    uint64_t in_use_bytes = 0;       // Managed storages in device memory.
-    uint64_t pinned_bytes = 0;       // Of these, what cannot leave now.
+    uint64_t in_use_bytes = 0;  // Managed storages in device memory.
+    uint64_t pinned_bytes = 0;  // Of these, what cannot leave now.
     uint64_t host_limit_bytes = 0;
     uint64_t host_in_use_bytes = 0;
 };

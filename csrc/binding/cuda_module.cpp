@@ -32,7 +32,8 @@ std::shared_ptr<cca::CUDAAllocator> cuda_allocator(int64_t vram, int64_t ram,
 /// Works after CUDA has started too: blocks from before are torch's, and stay so.
 void install_cuda_allocator() {
     if (the_allocator() == nullptr) {
-        throw errors::invalid_argument("install_cuda_allocator: make one with cuda_allocator first.");
+        throw errors::invalid_argument(
+            "install_cuda_allocator: make one with cuda_allocator first.");
     }
     cca::allocator.store(the_allocator().get());
 }

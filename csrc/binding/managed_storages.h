@@ -21,9 +21,9 @@ void for_storage(c10::StorageImpl* storage, const Function& function) {
     }
 }
 
-/// Calls function(Pager&, StorageImpl*) for each managed storage of `tensor`: its own, or those of a
-/// sparse tensor's parts. A subclass that wraps others has none of its own; the operators on what is
-/// inside announce themselves.
+/// Calls function(Pager&, StorageImpl*) for each managed storage of `tensor`: its own, or those of
+/// a sparse tensor's parts. A subclass that wraps others has none of its own; the operators on what
+/// is inside announce themselves.
 template <typename Function>
 void for_tensor(const at::Tensor& tensor, const Function& function) {
     if (!tensor.defined()) {

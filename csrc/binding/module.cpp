@@ -94,7 +94,8 @@ py::dict stats() {
     py::dict total;
     PagerRegistry::instance().for_each([&](Pager& pager) {
         for (const auto& [key, value] : stats_of(pager)) {
-            const bool number = py::isinstance<py::int_>(value) && !py::isinstance<py::bool_>(value);
+            const bool number =
+                py::isinstance<py::int_>(value) && !py::isinstance<py::bool_>(value);
             if (number && total.contains(key)) {
                 total[key] = total[key].cast<uint64_t>() + value.cast<uint64_t>();
             } else {
@@ -171,9 +172,8 @@ PYBIND11_MODULE(_C, module) {
     add_cuda_functions(module);
 #else
     module.attr("has_cuda") = false;
-    module.def("cuda_device_count", [] {
-        return py::make_tuple(0, "this build of trainstream has no CUDA door");
-    });
+    module.def("cuda_device_count",
+               [] { return py::make_tuple(0, "this build of trainstream has no CUDA door"); });
 #endif
 }
 

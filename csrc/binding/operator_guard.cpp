@@ -81,10 +81,12 @@ ThreadState& thread_state() {
     return state;
 }
 
-/// Marks a range that is no operator: it neither nests nor pins, since what it runs announces itself.
+/// Marks a range that is no operator: it neither nests nor pins, since what it runs announces
+/// itself.
 struct NotAnOperator final : at::ObserverContext {};
 
-void announce(const at::RecordFunction& function, const OperatorTraits* traits, ThreadState& state) {
+void announce(const at::RecordFunction& function, const OperatorTraits* traits,
+              ThreadState& state) {
     for (PagerUses& group : state.uses) {
         group.uses.clear();
     }

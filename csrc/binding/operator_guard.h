@@ -11,9 +11,9 @@ namespace trainstream::operator_guard {
 void watch(bool on);
 bool is_watching();
 
-/// A use outside any operator, of a pointer handed out: `tensor`'s managed storages are brought in and
-/// count as written. Briefly: until this thread's next-but-one operator boundary. For good: while
-/// the storage lives.
+/// A use outside any operator, of a pointer handed out: `tensor`'s managed storages are brought in
+/// and count as written. Briefly: until this thread's next-but-one operator boundary. For good:
+/// while the storage lives.
 void pin_briefly(const at::Tensor& tensor);
 void pin_for_good(const at::Tensor& tensor);
 void pin_storage(const c10::Storage& storage, bool for_good);

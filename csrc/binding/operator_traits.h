@@ -1,5 +1,5 @@
-// csrc/binding/operator_traits.h: how an operator uses its arguments: what it writes, and whether cold
-// bytes are worth bringing in.
+// csrc/binding/operator_traits.h: how an operator uses its arguments: what it writes, and whether
+// cold bytes are worth bringing in.
 #pragma once
 
 #include <string>
@@ -16,9 +16,9 @@ struct OperatorTraits {
     std::string name;
     std::string overload;
     UseKind kind = UseKind::kBringInIfRoom;
-    bool writes_all = false;          // Its schema cannot be trusted to say what it writes.
-    std::vector<bool> writes;         // Of each argument.
-    bool only_views = false;          // Touches no byte.
+    bool writes_all = false;   // Its schema cannot be trusted to say what it writes.
+    std::vector<bool> writes;  // Of each argument.
+    bool only_views = false;   // Touches no byte.
 
     bool writes_argument(size_t i) const { return writes_all || (i < writes.size() && writes[i]); }
 };

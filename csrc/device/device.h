@@ -67,8 +67,8 @@ public:
     /// Copies on the copy stream of `direction`, after every event of `after`. Copies of one
     /// direction run in the order given; the two directions run at once.
     /// Throws Error(kCopyFailed) when refused: then nothing was copied or enqueued.
-    virtual Event copy(CopyDirection direction, void* target, const void* source,
-                       size_t size_bytes, const std::vector<Event>& after) = 0;
+    virtual Event copy(CopyDirection direction, void* target, const void* source, size_t size_bytes,
+                       const std::vector<Event>& after) = 0;
 
     /// True while `stream` is being captured into a graph: nothing may be recorded or copied then.
     virtual bool is_capturing(StreamId stream) const = 0;

@@ -30,8 +30,8 @@ struct Row {
 
 Row row_of(const std::map<uintptr_t, StoragePtr>& blocks, const Region& region, size_t slack) {
     Row row{{}, region.begin, region.end};
-    for (auto it = blocks.lower_bound(region.begin);
-         it != blocks.end() && it->first < region.end; ++it) {
+    for (auto it = blocks.lower_bound(region.begin); it != blocks.end() && it->first < region.end;
+         ++it) {
         auto next = std::next(it);
         const uintptr_t limit =
             next != blocks.end() && next->first < region.end ? next->first : region.end;
@@ -80,8 +80,8 @@ Window best_window(const Row& row, size_t need) {
             ++first;
         }
         if (row.free_to(last + 1) - row.free_from(first) >= need) {
-            const Window window{first, last + 1,
-                                (*row.items[hottest.front()].storage)->heat(), bytes};
+            const Window window{first, last + 1, (*row.items[hottest.front()].storage)->heat(),
+                                bytes};
             best = window.better_than(best) ? window : best;
         }
     }

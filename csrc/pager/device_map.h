@@ -23,7 +23,8 @@ public:
     uint64_t bytes() const { return bytes_; }
 
     /// Whether some region has `need` free bytes in a row. `slack` is what a block may take beyond
-    /// its size (an allocator that does not split off small rests): it is reckoned after each block.
+    /// its size (an allocator that does not split off small rests): it is reckoned after each
+    /// block.
     bool has_gap(const std::vector<Region>& regions, size_t need, size_t slack) const;
 
     /// The movable storages to evict so that `need` bytes in a row become free; empty when no such

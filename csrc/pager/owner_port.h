@@ -5,8 +5,8 @@
 
 namespace trainstream {
 
-/// Calls marked (L) are made under the pager's lock: they may not block, allocate device memory, take
-/// a lock or the GIL. All others are made with no lock held.
+/// Calls marked (L) are made under the pager's lock: they may not block, allocate device memory,
+/// take a lock or the GIL. All others are made with no lock held.
 class OwnerPort {
 public:
     virtual ~OwnerPort() = default;
@@ -21,7 +21,8 @@ public:
     virtual bool hold(void* owner) = 0;
     /// Ends hold(); the owner may free its bytes in this call.
     virtual void release(void* owner) noexcept = 0;
-    /// (L) Makes `owner` point to `to`. False, and nothing changed, when it does not point to `from`.
+    /// (L) Makes `owner` point to `to`. False, and nothing changed, when it does not point to
+    /// `from`.
     virtual bool repoint(void* owner, void* from, void* to) = 0;
 
     /// This thread is about to wait for another one that may need the GIL; undone by the second.

@@ -12,7 +12,8 @@ namespace trainstream {
 namespace {
 
 // Announced uses that must pass after watching starts again before anything may move: operators in
-// flight at that moment were not announced, and the few operators each of them calls look outermost.
+// flight at that moment were not announced, and the few operators each of them calls look
+// outermost.
 constexpr int kWarmUpBoundaries = 256;
 
 // Steps without a move after which a run counts as one that fits.
@@ -163,8 +164,8 @@ void Pager::begin_use(const std::vector<Use>& uses, StreamId stream, Pins* pins)
     sweep();
 }
 
-void Pager::pin_entries(const std::vector<Use>& uses, StreamId stream,
-                        std::vector<Entry>* entries, Pins* pins) {
+void Pager::pin_entries(const std::vector<Use>& uses, StreamId stream, std::vector<Entry>* entries,
+                        Pins* pins) {
     const uint64_t ticket = ++clock_;
     for (const Use& use : uses) {
         const StoragePtr storage = settled(use.owner);
@@ -236,7 +237,8 @@ void Pager::settle(const Entry& entry, StreamId stream, std::vector<Event>* wait
     if (capturing()) {
         storage.pin_for_good();  // A replay will use this address, and may write.
         drop_host_copy(storage);
-        return;  // torch synchronizes before a capture, and no outside event may be waited for in it.
+        return;  // torch synchronizes before a capture, and no outside event may be waited for in
+                 // it.
     }
     if (entry.writes) {
         drop_host_copy(storage);

@@ -31,20 +31,20 @@ struct PagerOptions {
 /// Running totals since the pager was made, and what is where now. Bytes unless named otherwise.
 struct PagerStats {
     uint64_t budget_bytes = 0;
-    uint64_t peak_bytes = 0;          // Most taken from the device.
-    uint64_t resident_bytes = 0;      // Managed, in device memory, now.
-    uint64_t cold_bytes = 0;          // Managed, in host memory, now.
-    uint64_t evicted_bytes = 0;       // Copied to the host.
-    uint64_t restored_bytes = 0;      // Copied to the device.
-    uint64_t dropped_bytes = 0;       // Left without a copy: the host copy was still right.
-    uint64_t in_place_bytes = 0;      // Used by an operator where they were, cold.
-    uint64_t born_cold_bytes = 0;     // Allocated in host memory for lack of room.
+    uint64_t peak_bytes = 0;       // Most taken from the device.
+    uint64_t resident_bytes = 0;   // Managed, in device memory, now.
+    uint64_t cold_bytes = 0;       // Managed, in host memory, now.
+    uint64_t evicted_bytes = 0;    // Copied to the host.
+    uint64_t restored_bytes = 0;   // Copied to the device.
+    uint64_t dropped_bytes = 0;    // Left without a copy: the host copy was still right.
+    uint64_t in_place_bytes = 0;   // Used by an operator where they were, cold.
+    uint64_t born_cold_bytes = 0;  // Allocated in host memory for lack of room.
     uint64_t evictions = 0;
     uint64_t restores = 0;
-    uint64_t failures = 0;            // Moves that did not happen: a refused copy or allocation.
-    uint64_t verify_faults = 0;       // Clean drops whose bytes differed.
-    uint64_t pinned_storages = 0;     // Pinned for good, now.
-    uint64_t rebuilds = 0;            // Times the device's regions were laid out anew.
+    uint64_t failures = 0;         // Moves that did not happen: a refused copy or allocation.
+    uint64_t verify_faults = 0;    // Clean drops whose bytes differed.
+    uint64_t pinned_storages = 0;  // Pinned for good, now.
+    uint64_t rebuilds = 0;         // Times the device's regions were laid out anew.
     uint64_t steps = 0;
 };
 
@@ -59,7 +59,8 @@ struct Use {
 };
 
 /// Owner: the allocator, one for each device; lives as long as the process.
-/// Lock:  `mutex_` of rank kPager guards the table and every Storage. Copies, allocations, waits and
+/// Lock:  `mutex_` of rank kPager guards the table and every Storage. Copies, allocations, waits
+/// and
 ///        calls of OwnerPort that may free or block happen with it open; a storage in transition
 ///        (kEvicting, kRestoring) belongs to the thread that moves it.
 ///
@@ -147,8 +148,7 @@ private:
     void pin_entries(const std::vector<Use>& uses, StreamId stream, std::vector<Entry>* entries,
                      Pins* pins) TS_REQUIRES(mutex_);
     bool needs_restore(const Entry& entry) const TS_REQUIRES(mutex_);
-    void settle(const Entry& entry, StreamId stream, std::vector<Event>* waits)
-        TS_REQUIRES(mutex_);
+    void settle(const Entry& entry, StreamId stream, std::vector<Event>* waits) TS_REQUIRES(mutex_);
     StoragePtr settled(void* owner) TS_REQUIRES(mutex_);
     void wait_for_transition(const StoragePtr& storage) TS_REQUIRES(mutex_);
     void note_owner(const StoragePtr& storage, void* owner) TS_REQUIRES(mutex_);

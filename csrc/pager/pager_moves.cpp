@@ -184,9 +184,9 @@ void Pager::check_host_copy(const StoragePtr& storage) {
         streams = storage->streams();
         ready = storage->ready();
     }
-    const Event done = device_.copy(CopyDirection::kToHost, twin->address,
-                                    storage->device_address(), storage->size_bytes(),
-                                    events_of(streams, ready));
+    const Event done =
+        device_.copy(CopyDirection::kToHost, twin->address, storage->device_address(),
+                     storage->size_bytes(), events_of(streams, ready));
     if (done != nullptr) {
         done->wait();
     }

@@ -34,8 +34,7 @@ Storage::Storage(size_t size_bytes, StreamId home, const HostBlock& host)
 }
 
 void* Storage::address() const {
-    const bool on_device =
-        residency_ == Residency::kResident || residency_ == Residency::kEvicting;
+    const bool on_device = residency_ == Residency::kResident || residency_ == Residency::kEvicting;
     return on_device ? device_address_ : host_.address;
 }
 
@@ -106,8 +105,7 @@ void Storage::set_ready(Event ready, StreamId synced) {
 }
 
 Event Storage::take_wait(StreamId stream) {
-    if (ready_ == nullptr ||
-        std::find(synced_.begin(), synced_.end(), stream) != synced_.end()) {
+    if (ready_ == nullptr || std::find(synced_.begin(), synced_.end(), stream) != synced_.end()) {
         return nullptr;
     }
     synced_.push_back(stream);

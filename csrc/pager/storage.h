@@ -98,10 +98,10 @@ public:
     uint64_t heat() const { return last_use_ + interval_; }
     uint64_t last_use() const { return last_use_; }
 
-    void* owner = nullptr;       // Whom OwnerPort knows; null until an operator names it.
-    bool freed = false;          // Freed in mid-transition; whoever moves it cleans up.
-    uint64_t ticket = 0;         // The use that pinned it last, and its place among that use's
-    size_t ticket_slot = 0;      // entries: an operator may name a storage twice.
+    void* owner = nullptr;   // Whom OwnerPort knows; null until an operator names it.
+    bool freed = false;      // Freed in mid-transition; whoever moves it cleans up.
+    uint64_t ticket = 0;     // The use that pinned it last, and its place among that use's
+    size_t ticket_slot = 0;  // entries: an operator may name a storage twice.
 
 private:
     void check_invariants() const;
