@@ -204,9 +204,7 @@ def main():
         print(f"{name:40} {value:.6g} {unit}")
     if options.name:
         versions = {"torch": worker.built["torch"]}
-        path = results.write(
-            options.name, worker.built["hardware"], versions, rows, options.folder
-        )
+        path = results.write(options.name, worker.built["hardware"], versions, rows, options.folder)
         print(path)
     return 0 if good else 1
 

@@ -14,9 +14,8 @@ import time
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
-import torch
-
 import qwen2
+import torch
 
 
 def counters(device):

@@ -133,6 +133,7 @@ void Pager::free_blocks(const StoragePtr& storage) {
 
 std::vector<Event> Pager::events_of(const std::vector<StreamId>& streams, const Event& ready) {
     std::vector<Event> events;
+    events.reserve(streams.size() + 1);
     for (const StreamId stream : streams) {
         events.push_back(device_.record(stream));
     }
@@ -197,7 +198,7 @@ StoragePtr Pager::settled(void* owner) {
         if (found == table_.end()) {
             return nullptr;
         }
-        const StoragePtr storage = found->second;
+        StoragePtr storage = found->second;
         if (!storage->in_transition()) {
             return storage;
         }
