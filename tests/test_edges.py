@@ -100,6 +100,16 @@ def test_tensors_without_memory_of_their_own_pass_untouched(tmp_path):
     probe(tmp_path, before, expected)
 
 
+def test_compiled_cpu_kernels_ask_for_addresses_that_are_announced(tmp_path):
+    before = """
+import ctypes
+prototype = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)
+address = prototype(torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr)
+assert address(x) == x.data_ptr() and address(torch.empty(0)) is None
+"""
+    probe(tmp_path, before, {"address(x)": "pin_briefly"})
+
+
 def test_on_cuda_addresses_are_brief_and_interfaces_for_good(tmp_path):
     """With CPU tensors, since the patches do not look at the device; only the fake is asked."""
     before = """

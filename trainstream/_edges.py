@@ -10,6 +10,7 @@ and spawned workers through the `_share_*` functions; Triton's and Inductor's la
 Python method `data_ptr`. Checked in the sources of torch 2.11 and Triton 3.6.
 """
 
+import ctypes
 import functools
 import sys
 from collections.abc import Callable
@@ -20,6 +21,9 @@ import torch
 # False for wrapper subclasses, sparse tensors and others that keep no memory of their own. Fake and
 # meta tensors have a storage without memory, which the extension does not know and leaves alone.
 _has_storage = torch._C._has_storage
+
+# Functions whose address C has been given; they must live as long as the process.
+_kept_for_c: list[object] = []
 
 
 def install(extension: ModuleType, device: str) -> None:
@@ -34,6 +38,7 @@ def install(extension: ModuleType, device: str) -> None:
     storage_briefly = _storage_pinner(extension.pin_storage, forever=False)
     if device == "sim":
         _patch_memory_of_cpu_tensors(pin, pin_briefly)
+        _patch_compiled_cpu_kernels(pin_briefly)
         # A plain CPU tensor's address stays right for as long as the tensor lives. So must this.
         _announce(torch.Tensor, "data_ptr", _by_caller(pin, pin_briefly))
         _announce(torch.UntypedStorage, "data_ptr", _by_caller(storage_for_good, storage_briefly))
@@ -118,6 +123,32 @@ def _patch_memory_of_cpu_tensors(pin: Callable, pin_briefly: Callable) -> None:
     # Python loops over the elements in place, with no operator that would count as writing.
     for name in ("apply_", "map_", "map2_"):
         _announce(torch.Tensor, name, pin_briefly)
+
+
+def _patch_compiled_cpu_kernels(pin_briefly: Callable) -> None:
+    """Announces the arguments of the C++ kernels that Inductor compiles, which may write to them.
+
+    Such a kernel asks one C function for the address of each tensor, and is told where that
+    function is when it is loaded. So it is told of ours.
+    """
+    guards, name = torch._C._dynamo.guards, "_torchinductor_pyobject_tensor_data_ptr"
+    if not isinstance(getattr(guards, name, None), int):
+        return
+    # Called by C, with the interpreter's lock held, and calling C in the same way.
+    prototype = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)
+    original = prototype(getattr(guards, name))
+
+    def address(tensor) -> int:
+        try:
+            if _has_storage(tensor):
+                pin_briefly(tensor)
+        except Exception:
+            pass  # C could not see it, and the address is valid where the storage is now, too.
+        return original(tensor) or 0
+
+    announced = prototype(hidden_from_compiler(address))
+    _kept_for_c.append(announced)
+    setattr(guards, name, ctypes.cast(announced, ctypes.c_void_p).value)
 
 
 def _patch_cuda_array_interface(pin: Callable) -> None:
