@@ -29,6 +29,11 @@ using Event = std::shared_ptr<const EventState>;
 
 enum class CopyDirection : uint8_t { kToHost, kToDevice };
 
+/// As error messages say it.
+inline const char* words(CopyDirection direction) {
+    return direction == CopyDirection::kToHost ? "to host memory" : "to the device";
+}
+
 struct MemoryInfo {
     uint64_t free_bytes = 0;
     uint64_t total_bytes = 0;

@@ -25,10 +25,6 @@ uint64_t random_of(uint64_t seed, uint64_t ordinal) {
 
 constexpr uint64_t kFaultSalt = 0x6661756C74u;  // Faults do not follow the delays.
 
-const char* words(CopyDirection direction) {
-    return direction == CopyDirection::kToHost ? "to host memory" : "to the device";
-}
-
 size_t lane_index(CopyDirection direction) { return direction == CopyDirection::kToHost ? 0 : 1; }
 
 std::chrono::nanoseconds transfer_time(size_t size_bytes, uint64_t bytes_per_second) {

@@ -14,6 +14,10 @@
 #include "device/sim_device.h"
 #include "device/sim_memory.h"
 #include "support/manual_event.h"
+#ifdef TS_WITH_CUDA
+#include "device/cuda_device.h"
+#include "device/cuda_memory.h"
+#endif
 
 namespace trainstream {
 namespace {
@@ -41,7 +45,17 @@ DeviceUnderTest open_sim() {
         std::make_unique<SimMemory>(SimMemoryOptions{.budget_bytes = kBudget}), ""};
 }
 
-DeviceUnderTest open_cuda() { return {nullptr, nullptr, "built without CUDA"}; }
+DeviceUnderTest open_cuda() {
+#ifdef TS_WITH_CUDA
+    std::string reason;
+    if (CudaDevice::count(&reason) == 0) {
+        return {nullptr, nullptr, reason};
+    }
+    return {std::make_unique<CudaDevice>(0), std::make_unique<CudaMemory>(0, kBudget), ""};
+#else
+    return {nullptr, nullptr, "built without CUDA"};
+#endif
+}
 
 class DeviceContractTest : public ::testing::TestWithParam<DeviceKind> {
 protected:
