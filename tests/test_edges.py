@@ -1,7 +1,7 @@
 """The uses that no operator announces: each is announced once, the right way, and still works."""
 
 import pytest
-from script_runner import HAS_REAL_EXTENSION, run_script
+from script_runner import has_real_extension, run_script
 
 ON = {"PYTORCH_TRAINSTREAM": "1", "PYTORCH_TRAINSTREAM_CONF": "device:sim"}
 
@@ -216,7 +216,7 @@ print(any(map(trainstream.is_cold, kept[:2])), any(map(trainstream.is_cold, kept
 """
 
 
-@pytest.mark.skipif(not HAS_REAL_EXTENSION, reason="trainstream._C is not built")
+@pytest.mark.skipif(not has_real_extension(), reason="trainstream._C is not built for this torch")
 def test_kept_addresses_stay_right_under_pressure(tmp_path):
     conf = "vram:24MiB,device:sim"
     result = run_script(

@@ -7,7 +7,7 @@ patched when trainstream is switched on and never restored, since addresses give
 Lowest points only: `np.asarray(t)` and `Tensor.__array__` come through `Tensor.numpy`; DLPack's
 `Tensor.__dlpack__` and `torch.from_dlpack` through `torch._C._to_dlpack*`; `share_memory_`, queues
 and spawned workers through the `_share_*` functions; Triton's and Inductor's launchers call the
-Python method `data_ptr`. Checked in the sources of torch 2.11 and Triton 3.6.
+Python method `data_ptr`. Checked in torch 2.11 and 2.15 and their Tritons.
 """
 
 import ctypes
@@ -40,13 +40,15 @@ def install(extension: ModuleType, device: str) -> None:
         _patch_memory_of_cpu_tensors(pin, pin_briefly)
         _patch_compiled_cpu_kernels(pin_briefly)
         # A plain CPU tensor's address stays right for as long as the tensor lives. So must this.
-        _announce(torch.Tensor, "data_ptr", _by_caller(pin, pin_briefly))
-        _announce(torch.UntypedStorage, "data_ptr", _by_caller(storage_for_good, storage_briefly))
+        tensor_address = _by_caller(pin, pin_briefly)
+        storage_address = _by_caller(storage_for_good, storage_briefly)
     else:
         _patch_cuda_array_interface(pin)
         # Used for a launch, then forgotten: pinning for good would pin whatever Triton ever saw.
-        _announce(torch.Tensor, "data_ptr", pin_briefly)
-        _announce(torch.UntypedStorage, "data_ptr", storage_briefly)
+        tensor_address, storage_address = pin_briefly, storage_briefly
+    for name in ("data_ptr", "const_data_ptr"):
+        _announce(torch.Tensor, name, tensor_address)
+    _announce_storage("data_ptr", storage_address)
     _patch_dlpack(pin)
     _patch_storages(storage_for_good, storage_briefly)
 
@@ -59,27 +61,41 @@ def _storage_pinner(pin_storage: Callable, forever: bool) -> Callable:
 
 
 def _announce(owner: type | ModuleType, name: str, announce: Callable) -> None:
-    """Replaces `owner.name` by a function that calls `announce(first argument)`, then the original.
+    """Replaces `owner.name` by a function that calls `announce(tensor)`, then the original.
 
     First, since the original reads the address and announcing may change it.
     """
-    original = getattr(owner, name, None)
-    if original is None:
-        return  # Newer or older torch: what is not there needs no watching.
-    if owner is torch.UntypedStorage:
 
-        def announced(self, *args, **kwargs):
+    def announced(self, *args, **kwargs):
+        if _has_storage(self):
             announce(self)
-            return original(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
 
-    else:
+    original = _replace(owner, name, announced)
 
-        def announced(self, *args, **kwargs):
-            if _has_storage(self):
-                announce(self)
-            return original(self, *args, **kwargs)
 
-    setattr(owner, name, hidden_from_compiler(functools.wraps(original)(announced)))
+def _announce_storage(name: str, announce: Callable) -> None:
+    """The same for a method of UntypedStorage, and for the storages among its arguments."""
+
+    def announced(self, *args, **kwargs):
+        announce(self)
+        for value in args:
+            if isinstance(value, torch.UntypedStorage):
+                announce(value)
+        return original(self, *args, **kwargs)
+
+    original = _replace(torch.UntypedStorage, name, announced)
+
+
+def _replace(owner: type | ModuleType, name: str, announced: Callable) -> Callable | None:
+    """Puts `announced` in the place of `owner.name`, which it returns.
+
+    None where this torch has no such name: older or newer ones have more.
+    """
+    original = getattr(owner, name, None)
+    if original is not None:
+        setattr(owner, name, hidden_from_compiler(functools.wraps(original)(announced)))
+    return original
 
 
 def hidden_from_compiler(function: Callable) -> Callable:
@@ -174,16 +190,17 @@ def _patch_dlpack(pin: Callable) -> None:
             module.to_dlpack = torch._C._to_dlpack
     # A table of C functions that gives addresses away and that nothing can be put in front of.
     # Without it, its users (apache-tvm-ffi and what is built on it) ask `__dlpack__` instead.
-    if "__dlpack_c_exchange_api__" in vars(torch.Tensor):
-        del torch.Tensor.__dlpack_c_exchange_api__
+    for owner in (torch.Tensor, getattr(torch.utils.dlpack, "ReadOnlyTensorWrapper", None)):
+        if owner is not None and "__dlpack_c_exchange_api__" in vars(owner):
+            del owner.__dlpack_c_exchange_api__
 
 
 def _patch_storages(for_good: Callable, briefly: Callable) -> None:
     # Copies from the old memory to the new, without an operator.
-    _announce(torch.UntypedStorage, "resize_", briefly)
+    _announce_storage("resize_", briefly)
     # Write to the memory without an operator; used by the old file format.
     for name in ("_set_from_file", "_byteswap"):
-        _announce(torch.UntypedStorage, name, briefly)
-    # Another process maps the memory, or the memory becomes another's.
-    for name in ("_share_cuda_", "_share_fd_cpu_", "_share_filename_cpu_"):
-        _announce(torch.UntypedStorage, name, for_good)
+        _announce_storage(name, briefly)
+    # Another process maps the memory, or the memory becomes another storage's.
+    for name in ("_share_cuda_", "_share_fd_cpu_", "_share_filename_cpu_", "_swap_data_ptr_"):
+        _announce_storage(name, for_good)
