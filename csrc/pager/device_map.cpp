@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <deque>
+#include <iterator>
 
 #include "base/assert.h"
+#include "base/bytes.h"
 
 namespace trainstream {
 
@@ -11,7 +13,7 @@ namespace {
 
 uintptr_t as_address(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
 
-/// One region as a row of blocks: where each starts and ends, slack included.
+/// One region as a row of blocks: where each starts and where the next could.
 struct Row {
     struct Item {
         uintptr_t begin;
@@ -28,15 +30,11 @@ struct Row {
     uintptr_t free_to(size_t i) const { return i == items.size() ? end : items[i].begin; }
 };
 
-Row row_of(const std::map<uintptr_t, StoragePtr>& blocks, const Region& region, size_t slack) {
+Row row_of(const std::map<uintptr_t, DeviceMap::Block>& blocks, const Region& region) {
     Row row{{}, region.begin, region.end};
     for (auto it = blocks.lower_bound(region.begin); it != blocks.end() && it->first < region.end;
          ++it) {
-        auto next = std::next(it);
-        const uintptr_t limit =
-            next != blocks.end() && next->first < region.end ? next->first : region.end;
-        const uintptr_t end = it->first + it->second->size_bytes() + slack;
-        row.items.push_back({it->first, std::min(end, limit), &it->second});
+        row.items.push_back({it->first, std::min(it->second.end, region.end), &it->second.storage});
     }
     return row;
 }
@@ -91,20 +89,33 @@ Window best_window(const Row& row, size_t need) {
 }  // namespace
 
 void DeviceMap::insert(const StoragePtr& storage) {
-    const bool inserted = blocks_.emplace(as_address(storage->device_address()), storage).second;
+    const uintptr_t begin = as_address(storage->device_address());
+    const uintptr_t end = align_up(begin + storage->size_bytes(), kBlockAlignment);
+    const auto [block, inserted] = blocks_.emplace(begin, Block{storage, end});
     TS_ASSERT(inserted);
     static_cast<void>(inserted);
     bytes_ += storage->size_bytes();
+    const auto next = std::next(block);
+    if (next != blocks_.end() && next->first <= end + slack_bytes_) {
+        block->second.end = next->first;
+    }
+    if (block != blocks_.begin()) {
+        // Holes are filled from their low end: this one began here, so the block before ends here.
+        uintptr_t& end_before = std::prev(block)->second.end;
+        if (begin <= end_before + slack_bytes_) {
+            end_before = begin;
+        }
+    }
 }
 
 void DeviceMap::erase(const void* device_address) {
     const auto found = blocks_.find(as_address(device_address));
     TS_ASSERT(found != blocks_.end());
-    bytes_ -= found->second->size_bytes();
+    bytes_ -= found->second.storage->size_bytes();
     blocks_.erase(found);
 }
 
-bool DeviceMap::has_gap(const std::vector<Region>& regions, size_t need, size_t slack) const {
+bool DeviceMap::has_gap(const std::vector<Region>& regions, size_t need) const {
     for (const Region& region : regions) {
         uintptr_t free_from = region.begin;
         for (auto it = blocks_.lower_bound(region.begin);
@@ -112,7 +123,7 @@ bool DeviceMap::has_gap(const std::vector<Region>& regions, size_t need, size_t 
             if (it->first >= free_from + need) {
                 return true;
             }
-            free_from = it->first + it->second->size_bytes() + slack;
+            free_from = it->second.end;
         }
         if (region.end >= free_from + need) {
             return true;
@@ -121,12 +132,12 @@ bool DeviceMap::has_gap(const std::vector<Region>& regions, size_t need, size_t 
     return false;
 }
 
-std::vector<StoragePtr> DeviceMap::coldest_window(const std::vector<Region>& regions, size_t need,
-                                                  size_t slack) const {
+std::vector<StoragePtr> DeviceMap::coldest_window(const std::vector<Region>& regions,
+                                                  size_t need) const {
     Window best;
     Row best_row{};
     for (const Region& region : regions) {
-        Row row = row_of(blocks_, region, slack);
+        Row row = row_of(blocks_, region);
         const Window window = best_window(row, need);
         if (window.better_than(best)) {
             best = window;
@@ -142,9 +153,9 @@ std::vector<StoragePtr> DeviceMap::coldest_window(const std::vector<Region>& reg
 
 std::vector<StoragePtr> DeviceMap::movable() const {
     std::vector<StoragePtr> storages;
-    for (const auto& [address, storage] : blocks_) {
-        if (storage->movable()) {
-            storages.push_back(storage);
+    for (const auto& [address, block] : blocks_) {
+        if (block.storage->movable()) {
+            storages.push_back(block.storage);
         }
     }
     return storages;

@@ -17,25 +17,34 @@ namespace trainstream {
 /// Owner: the pager. Lock: the pager's mutex. Invariant: blocks do not overlap.
 class DeviceMap {
 public:
+    /// A storage and where the next one can begin.
+    struct Block {
+        StoragePtr storage;
+        uintptr_t end;
+    };
+
+    /// The allocator does not split off a rest of up to `slack_bytes`: a block that leaves no more
+    /// of its hole takes all of it, and keeps it when its neighbour leaves. Larger requests than
+    /// that are what gaps and windows are exact for.
+    explicit DeviceMap(size_t slack_bytes) : slack_bytes_(slack_bytes) {}
+
     void insert(const StoragePtr& storage);
     void erase(const void* device_address);
-    const std::map<uintptr_t, StoragePtr>& blocks() const { return blocks_; }
+    const std::map<uintptr_t, Block>& blocks() const { return blocks_; }
     uint64_t bytes() const { return bytes_; }
 
-    /// Whether some region has `need` free bytes in a row. `slack` is what a block may take beyond
-    /// its size (an allocator that does not split off small rests): it is reckoned after each
-    /// block.
-    bool has_gap(const std::vector<Region>& regions, size_t need, size_t slack) const;
+    /// Whether some region has `need` free bytes in a row.
+    bool has_gap(const std::vector<Region>& regions, size_t need) const;
 
     /// The movable storages to evict so that `need` bytes in a row become free; empty when no such
     /// window exists.
-    std::vector<StoragePtr> coldest_window(const std::vector<Region>& regions, size_t need,
-                                           size_t slack) const;
+    std::vector<StoragePtr> coldest_window(const std::vector<Region>& regions, size_t need) const;
     /// Every movable storage.
     std::vector<StoragePtr> movable() const;
 
 private:
-    std::map<uintptr_t, StoragePtr> blocks_;
+    const size_t slack_bytes_;
+    std::map<uintptr_t, Block> blocks_;
     uint64_t bytes_ = 0;
 };
 

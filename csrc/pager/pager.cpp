@@ -23,7 +23,12 @@ constexpr uint64_t kQuietSteps = 2;
 
 Pager::Pager(Device& device, DeviceMemory& memory, HostPool& host, OwnerPort& port,
              const PagerOptions& options)
-    : device_(device), memory_(memory), host_(host), port_(port), options_(options) {}
+    : device_(device),
+      memory_(memory),
+      host_(host),
+      port_(port),
+      options_(options),
+      map_(memory.slack_bytes()) {}
 
 void* Pager::allocate(size_t size_bytes, StreamId stream) {
     sweep();
@@ -442,8 +447,8 @@ PagerStats Pager::stats() const {
     stats.peak_bytes = peak;
     stats.resident_bytes = map_.bytes();
     stats.pinned_storages = 0;
-    for (const auto& [address, storage] : map_.blocks()) {
-        stats.pinned_storages += storage->pinned_for_good() ? 1 : 0;
+    for (const auto& [address, block] : map_.blocks()) {
+        stats.pinned_storages += block.storage->pinned_for_good() ? 1 : 0;
     }
     return stats;
 }

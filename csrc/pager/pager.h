@@ -128,7 +128,8 @@ private:
 
     void* take_block(size_t size_bytes, StreamId stream, Effort effort);
     void* take_block_by_evicting(size_t size_bytes, StreamId stream);
-    std::vector<StoragePtr> choose(size_t size_bytes, const std::vector<Region>& regions);
+    std::vector<StoragePtr> choose(size_t size_bytes, int tries,
+                                   const std::vector<Region>& regions);
     void* born_cold(size_t size_bytes, StreamId stream);
     void add(const StoragePtr& storage);
     bool may_move() const;

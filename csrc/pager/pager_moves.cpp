@@ -21,7 +21,7 @@ void* Pager::take_block(size_t size_bytes, StreamId stream, Effort effort) {
     bool may_fit = regions.empty();  // Without regions only the memory itself knows.
     if (!may_fit) {
         MutexLock lock(mutex_);
-        may_fit = map_.has_gap(regions, size_bytes, memory_.slack_bytes());
+        may_fit = map_.has_gap(regions, size_bytes);
     }
     void* block = may_fit ? memory_.allocate(size_bytes, stream) : nullptr;
     if (block != nullptr || effort == Effort::kFreeRoomOnly) {
@@ -35,7 +35,7 @@ void* Pager::take_block_by_evicting(size_t size_bytes, StreamId stream) {
         start_watching();
     }
     for (int i = 0; i < kMakeRoomTries && may_move(); ++i) {
-        const std::vector<StoragePtr> victims = choose(size_bytes, memory_.regions(stream));
+        const std::vector<StoragePtr> victims = choose(size_bytes, i, memory_.regions(stream));
         bool moved = false;
         for (const StoragePtr& victim : victims) {
             moved = evict(victim) || moved;
@@ -58,12 +58,14 @@ void* Pager::take_block_by_evicting(size_t size_bytes, StreamId stream) {
     return memory_.allocate(size_bytes, stream);
 }
 
-std::vector<StoragePtr> Pager::choose(size_t size_bytes, const std::vector<Region>& regions) {
+std::vector<StoragePtr> Pager::choose(size_t size_bytes, int tries,
+                                      const std::vector<Region>& regions) {
+    // What was enough by the map's reckoning and not in truth: ask for a little more.
+    const size_t more_bytes = static_cast<size_t>(tries) * memory_.slack_bytes();
     MutexLock lock(mutex_);
-    std::vector<StoragePtr> victims =
-        map_.coldest_window(regions, size_bytes, memory_.slack_bytes());
+    std::vector<StoragePtr> victims = map_.coldest_window(regions, size_bytes + more_bytes);
     if (victims.empty()) {
-        victims = map_.coldest_window(regions, size_bytes, 0);  // Perhaps the slack is not taken.
+        victims = map_.coldest_window(regions, size_bytes);
     }
     return victims;
 }
@@ -155,9 +157,9 @@ std::optional<HostBlock> Pager::host_block_for(size_t size_bytes) {
 void Pager::drop_host_copies() {
     {
         MutexLock lock(mutex_);
-        for (const auto& [address, storage] : map_.blocks()) {
-            if (!storage->in_transition()) {
-                drop_host_copy(*storage);
+        for (const auto& [address, block] : map_.blocks()) {
+            if (!block.storage->in_transition()) {
+                drop_host_copy(*block.storage);
             }
         }
     }
