@@ -160,7 +160,7 @@ double EvictingAllocator::getMemoryFraction(c10::DeviceIndex device) {
 }
 
 void EvictingAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) {
-    TORCH_CHECK(fraction >= 0.0 && fraction <= 1.0, "invalid fraction:", fraction,
+    TORCH_CHECK(fraction >= 0.0 && fraction <= 1.0, "invalid fraction:", std::to_string(fraction),
                 ". Please set within [0, 1].");
     parts(device).memory.set_user_fraction(fraction);
 }

@@ -1,5 +1,6 @@
 #include "allocator/sim_allocator.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include <c10/core/CPUAllocator.h>
@@ -15,11 +16,19 @@ namespace {
 
 std::atomic<SimAllocator*> g_sim_allocator{nullptr};
 
+bool is_in_arena(Pager& pager, const void* address) {
+    const std::vector<Region> regions = pager.memory().regions(StreamId{0});
+    return std::any_of(regions.begin(), regions.end(), [&](const Region& region) {
+        return region.contains(reinterpret_cast<uintptr_t>(address));
+    });
+}
+
 /// raw_allocate() hands out bare pointers of either allocator.
 void raw_sim_deleter(void* address) {
     const PagerRegistry& registry = PagerRegistry::instance();
     Pager* pager = registry.find(c10::Device(c10::kCPU));
-    if (registry.forked() || !pager->free(address)) {
+    const bool ours = registry.forked() ? is_in_arena(*pager, address) : pager->free(address);
+    if (!ours) {
         c10::GetDefaultCPUAllocator()->raw_deallocate(address);
     }
 }

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <cctype>
-#include <fstream>
 #include <utility>
 
 #include "base/assert.h"
 #include "base/error.h"
+#include "base/text_file.h"
 
 namespace trainstream {
 namespace {
@@ -29,9 +29,9 @@ int numa_node_of(int index) {
     std::string name = id.data();
     std::transform(name.begin(), name.end(), name.begin(),
                    [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    std::ifstream file("/sys/bus/pci/devices/" + name + "/numa_node");
-    int node = -1;
-    return file >> node ? node : -1;  // One node only: the kernel says -1 too.
+    const auto text = read_text_file("/sys/bus/pci/devices/" + name + "/numa_node");
+    // One node only: the kernel says -1 too.
+    return static_cast<int>(leading_number(text.value_or("")).value_or(-1));
 }
 
 }  // namespace

@@ -3,11 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <optional>
-#include <sstream>
 
 #include "base/bytes.h"
+#include "base/text_file.h"
 #include "pager/host_pool.h"
 
 namespace trainstream {
@@ -30,24 +29,20 @@ constexpr CgroupFiles kVersion2 = {"/sys/fs/cgroup", "memory.max", "memory.curre
 
 /// The first number of a file. Nothing: no such file, or a word ("max").
 std::optional<uint64_t> read_number(const std::string& path) {
-    std::ifstream file(path);
-    uint64_t number = 0;
-    if (file >> number) {
-        return number;
-    }
-    return std::nullopt;
+    const std::optional<std::string> text = read_text_file(path);
+    const std::optional<int64_t> number = text ? leading_number(*text) : std::nullopt;
+    return number && *number >= 0 ? std::optional<uint64_t>(*number) : std::nullopt;
 }
 
 /// The number after `key` in a file of lines "key number ...".
 std::optional<uint64_t> read_keyed_number(const std::string& path, const std::string& key) {
-    std::ifstream file(path);
-    std::string line;
-    while (std::getline(file, line)) {
-        std::istringstream words(line);
-        std::string word;
-        uint64_t number = 0;
-        if (words >> word >> number && word == key) {
-            return number;
+    const std::string text = read_text_file(path).value_or("");
+    for (const std::string_view line : lines_of(text)) {
+        const bool found = line.size() > key.size() && line.substr(0, key.size()) == key &&
+                           (line[key.size()] == ' ' || line[key.size()] == '\t');
+        const auto number = found ? leading_number(line.substr(key.size())) : std::nullopt;
+        if (number && *number >= 0) {
+            return static_cast<uint64_t>(*number);
         }
     }
     return std::nullopt;
@@ -80,9 +75,10 @@ uint64_t left_in_hierarchy(const std::string& root, std::string path, const Cgro
 
 uint64_t left_in_cgroups(const std::string& root) {
     uint64_t left = kNoLimit;
-    std::ifstream file(root + "/proc/self/cgroup");
-    std::string line;  // "hierarchy:controllers:path"; hierarchy 0 is version 2.
-    while (std::getline(file, line)) {
+    const std::string text = read_text_file(root + "/proc/self/cgroup").value_or("");
+    // "hierarchy:controllers:path"; hierarchy 0 is version 2.
+    for (const std::string_view view : lines_of(text)) {
+        const std::string line(view);
         const size_t first = line.find(':');
         const size_t second = line.find(':', first + 1);
         if (first == std::string::npos || second == std::string::npos) {
