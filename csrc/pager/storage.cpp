@@ -113,6 +113,9 @@ Event Storage::take_wait(StreamId stream) {
 }
 
 void Storage::touch(uint64_t now) {
+    if (now <= last_use_) {
+        return;  // A thread that took its tick, then waited while others went on.
+    }
     const uint64_t gap = now - last_use_;
     if (last_use_ != 0 && gap > kSameUseTicks) {
         // The mean of the old estimate and the new one: two steps forget a change of habit.

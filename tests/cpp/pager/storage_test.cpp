@@ -240,5 +240,18 @@ TEST(StorageTest, UsesCloseTogetherAreOneUse) {
     EXPECT_EQ(storage.heat(), 1190u + 1000u);
 }
 
+// Goal: a thread that waited in the middle of its use does not turn time back. Method: a tick older
+// than the last use, as the thread took it before others went on.
+TEST(StorageTest, TouchWithAnOlderTickChangesNothing) {
+    Storage storage = storage_in(Residency::kResident);
+    storage.touch(1000);
+    storage.touch(2000);
+
+    storage.touch(1500);
+
+    EXPECT_EQ(storage.last_use(), 2000u);
+    EXPECT_EQ(storage.heat(), 3000u);
+}
+
 }  // namespace
 }  // namespace trainstream
