@@ -161,7 +161,10 @@ void Pager::begin_use(const std::vector<Use>& uses, StreamId stream, Pins* pins)
                         entry.kind == UseKind::kBringIn ? Effort::kEvict : Effort::kFreeRoomOnly);
                 lock.lock();
             }
-            settle(entry, stream, &waits);
+            while (entry.touches_bytes() && entry.storage->in_transition()) {
+                wait_for_transition(entry.storage);  // Another thread brings it in.
+            }
+            settle(entry, stream, &(*pins)[entry.pin], &waits);
         }
     }
     for (const Event& event : waits) {
@@ -192,8 +195,8 @@ void Pager::pin_entries(const std::vector<Use>& uses, StreamId stream, std::vect
         if (use.kind != UseKind::kMetadata) {
             storage->touch(ticket);
         }
-        entries->push_back({storage, use.owner, use.kind, use.writes});
-        pins->push_back(storage);
+        entries->push_back({storage, use.owner, use.kind, use.writes, pins->size()});
+        pins->push_back({storage});
     }
 }
 
@@ -225,17 +228,23 @@ void Pager::wait_for_transition(const StoragePtr& storage) {
 }
 
 bool Pager::needs_restore(const Entry& entry) const {
-    if (entry.storage->residency() == Residency::kResident || entry.storage->freed || !may_move()) {
+    const Storage& storage = *entry.storage;
+    const bool can = storage.may_come_in() || storage.in_transition();
+    if (!can || storage.freed || !may_move()) {
         return false;
     }
-    const bool must = !entry.storage->host().device_visible && entry.kind != UseKind::kMetadata;
+    const bool must = !storage.host().device_visible && entry.kind != UseKind::kMetadata;
     return must || entry.kind == UseKind::kBringIn || entry.kind == UseKind::kBringInIfRoom;
 }
 
-void Pager::settle(const Entry& entry, StreamId stream, std::vector<Event>* waits) {
+void Pager::settle(const Entry& entry, StreamId stream, Pin* pin, std::vector<Event>* waits) {
     Storage& storage = *entry.storage;
-    if (entry.kind == UseKind::kMetadata && !entry.writes) {
+    if (!entry.touches_bytes()) {
         return;
+    }
+    if (entry.kind != UseKind::kMetadata) {
+        storage.pin_address();
+        pin->holds_address = true;
     }
     if (storage.residency() == Residency::kCold) {
         stats_.in_place_bytes += storage.size_bytes();
@@ -284,8 +293,11 @@ void Pager::end_use(Pins* pins) noexcept {
     }
     {
         MutexLock lock(mutex_);
-        for (const StoragePtr& storage : *pins) {
-            storage->unpin();
+        for (const Pin& pin : *pins) {
+            if (pin.holds_address) {
+                pin.storage->unpin_address();
+            }
+            pin.storage->unpin();
         }
     }
     pins->clear();
@@ -307,7 +319,8 @@ void Pager::note_outputs(const std::vector<void*>& owners, StreamId stream, Pins
         }
         if (pins != nullptr) {
             storage->pin();
-            pins->push_back(storage);
+            storage->pin_address();
+            pins->push_back({storage, /*holds_address=*/true});
         }
     }
 }
@@ -317,8 +330,8 @@ void Pager::pin_for_good(void* owner, StreamId stream) {
     begin_use({{owner, /*writes=*/true, UseKind::kBringIn}}, stream, &pins);
     {
         MutexLock lock(mutex_);
-        for (const StoragePtr& storage : pins) {
-            storage->pin_for_good();
+        for (const Pin& pin : pins) {
+            pin.storage->pin_for_good();
         }
     }
     end_use(&pins);

@@ -48,8 +48,12 @@ struct PagerStats {
     uint64_t steps = 0;
 };
 
-/// The storages that an operator, or a thread, has pinned.
-using Pins = std::vector<StoragePtr>;
+/// A storage that an operator, or a thread, has pinned.
+struct Pin {
+    StoragePtr storage;
+    bool holds_address = false;  // It has a bare pointer: neither out nor in meanwhile.
+};
+using Pins = std::vector<Pin>;
 
 /// One storage that an operator names.
 struct Use {
@@ -124,6 +128,9 @@ private:
         void* owner;
         UseKind kind;
         bool writes;
+        size_t pin;  // Its place among the pins.
+
+        bool touches_bytes() const { return kind != UseKind::kMetadata || writes; }
     };
 
     void* take_block(size_t size_bytes, StreamId stream, Effort effort);
@@ -142,14 +149,15 @@ private:
     void order_home_after(const std::vector<StreamId>& streams, StreamId home);
     bool finish_evict(const StoragePtr& storage, void* owner, const HostBlock& host, Event done);
     void abandon_evict(const StoragePtr& storage);
-    bool restore(const Entry& entry, StreamId stream, Effort effort);
-    bool finish_restore(const Entry& entry, StreamId stream, void* block, const Event& done);
+    void restore(const Entry& entry, StreamId stream, Effort effort);
+    void finish_restore(const Entry& entry, StreamId stream, void* block, const Event& done);
     void cancel_restore(const StoragePtr& storage, bool failed);
 
     void pin_entries(const std::vector<Use>& uses, StreamId stream, std::vector<Entry>* entries,
                      Pins* pins) TS_REQUIRES(mutex_);
     bool needs_restore(const Entry& entry) const TS_REQUIRES(mutex_);
-    void settle(const Entry& entry, StreamId stream, std::vector<Event>* waits) TS_REQUIRES(mutex_);
+    void settle(const Entry& entry, StreamId stream, Pin* pin, std::vector<Event>* waits)
+        TS_REQUIRES(mutex_);
     StoragePtr settled(void* owner) TS_REQUIRES(mutex_);
     void wait_for_transition(const StoragePtr& storage) TS_REQUIRES(mutex_);
     void note_owner(const StoragePtr& storage, void* owner) TS_REQUIRES(mutex_);

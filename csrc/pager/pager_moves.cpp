@@ -256,18 +256,17 @@ void Pager::abandon_evict(const StoragePtr& storage) {
     }
 }
 
-bool Pager::restore(const Entry& entry, StreamId stream, Effort effort) {
+void Pager::restore(const Entry& entry, StreamId stream, Effort effort) {
     const StoragePtr& storage = entry.storage;
-    std::vector<Event> after;
     std::vector<StreamId> streams;
     Event ready;
     {
         MutexLock lock(mutex_);
-        if (storage->in_transition()) {
+        while (storage->in_transition()) {
             wait_for_transition(storage);  // Another thread brings it in for its own operator.
         }
-        if (storage->residency() != Residency::kCold || storage->freed) {
-            return storage->residency() == Residency::kResident;
+        if (!storage->may_come_in() || storage->freed || !may_move()) {
+            return;
         }
         storage->begin_restore();
         streams = storage->streams();
@@ -282,7 +281,7 @@ bool Pager::restore(const Entry& entry, StreamId stream, Effort effort) {
         }
         if (block == nullptr) {
             cancel_restore(storage, /*failed=*/false);
-            return false;
+            return;
         }
         done = device_.copy(CopyDirection::kToDevice, block, storage->host().address,
                             storage->size_bytes(), events_of(streams, ready));
@@ -291,16 +290,16 @@ bool Pager::restore(const Entry& entry, StreamId stream, Effort effort) {
             memory_.free(block);
         }
         cancel_restore(storage, /*failed=*/true);
-        return false;
+        return;
     }
     device_.wait(storage->home(), done);
     if (stream != storage->home()) {
         device_.wait(stream, done);
     }
-    return finish_restore(entry, stream, block, done);
+    finish_restore(entry, stream, block, done);
 }
 
-bool Pager::finish_restore(const Entry& entry, StreamId stream, void* block, const Event& done) {
+void Pager::finish_restore(const Entry& entry, StreamId stream, void* block, const Event& done) {
     const StoragePtr& storage = entry.storage;
     bool moved = false;
     {
@@ -322,10 +321,9 @@ bool Pager::finish_restore(const Entry& entry, StreamId stream, void* block, con
     if (!moved) {
         memory_.free(block);
         cancel_restore(storage, /*failed=*/false);
-        return false;
+        return;
     }
     settled_.notify_all();
-    return true;
 }
 
 void Pager::cancel_restore(const StoragePtr& storage, bool failed) {

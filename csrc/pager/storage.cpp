@@ -43,6 +43,17 @@ void Storage::unpin() {
     --pin_count_;
 }
 
+void Storage::pin_address() {
+    ++address_pin_count_;
+    TS_ASSERT_LE(address_pin_count_, pin_count_);
+    check_invariants();
+}
+
+void Storage::unpin_address() {
+    TS_ASSERT_GT(address_pin_count_, 0u);
+    --address_pin_count_;
+}
+
 void Storage::begin_evict() {
     TS_ASSERT(movable());
     residency_ = Residency::kEvicting;
@@ -69,8 +80,9 @@ void Storage::cancel_evict() {
 }
 
 void Storage::begin_restore() {
-    TS_ASSERT(residency_ == Residency::kCold);
+    TS_ASSERT(may_come_in());
     residency_ = Residency::kRestoring;
+    check_invariants();
 }
 
 void Storage::finish_restore(void* device_address) {
@@ -130,6 +142,7 @@ void Storage::check_invariants() const {
     TS_ASSERT(residency_ == Residency::kResident || residency_ == Residency::kEvicting ||
               host_.address != nullptr);
     TS_ASSERT(residency_ != Residency::kEvicting || pin_count_ == 0);
+    TS_ASSERT(residency_ != Residency::kRestoring || address_pin_count_ == 0);
 }
 
 }  // namespace trainstream

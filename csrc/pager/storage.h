@@ -34,7 +34,7 @@ enum class UseKind : uint8_t {
 ///   1. A device block is held while kResident or kEvicting.
 ///   2. A host block is held while kCold or kRestoring; before, only while it still has
 ///      the same bytes ("clean").
-///   3. kEvicting means no pin.
+///   3. kEvicting means no pin, kRestoring no address pin.
 class Storage {
 public:
     /// A resident storage in `device_address`, or one born cold in `host`.
@@ -61,6 +61,11 @@ public:
     void pin() { ++pin_count_; }
     void unpin();
     uint32_t pin_count() const { return pin_count_; }
+    /// An operator works with the address, on top of its pin: a cold storage is not brought in
+    /// then.
+    void pin_address();
+    void unpin_address();
+    bool may_come_in() const { return residency_ == Residency::kCold && address_pin_count_ == 0; }
     void pin_for_good() { pinned_for_good_ = true; }
     bool pinned_for_good() const { return pinned_for_good_; }
 
@@ -112,6 +117,7 @@ private:
     void* device_address_ = nullptr;
     HostBlock host_;
     uint32_t pin_count_ = 0;
+    uint32_t address_pin_count_ = 0;  // Of these pins.
     bool pinned_for_good_ = false;
     std::vector<StreamId> streams_;
     std::vector<StreamId> recorded_;

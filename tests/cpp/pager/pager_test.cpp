@@ -388,6 +388,58 @@ TEST(PagerTest, OwnersOfOtherBytesAreIgnored) {
     drop_all(world, {stranger, empty});
 }
 
+// Goal: what an operator uses in place keeps its address: it has a bare pointer, and may write. It
+// is a matter of speed only, so a second operator uses it there as well. Method: both in flight at
+// once; then the bytes are brought in.
+TEST(PagerTest, StorageUsedInPlaceIsNotBroughtInMeanwhile) {
+    for (const UseKind kind : {UseKind::kInPlace, UseKind::kBringInIfRoom}) {
+        PagerWorld world;
+        std::vector<FakeOwner*> owners = make_blocks(world, 5);
+        ASSERT_TRUE(world.is_cold(owners[0]));
+        Pins first;
+        world.pager.begin_use({{owners[0], /*writes=*/true, kind}}, 1, &first);
+        void* const address = owners[0]->address;
+
+        EXPECT_TRUE(world.reads(owners[0], 1, UseKind::kBringIn, /*stream=*/2));
+
+        ASSERT_EQ(owners[0]->address, address);
+        world.fill(owners[0], 1);
+        world.pager.end_use(&first);
+        EXPECT_TRUE(world.reads(owners[0], 1, UseKind::kBringIn));
+        EXPECT_TRUE(world.is_resident(owners[0]));
+        drop_all(world, owners);
+    }
+}
+
+// Goal: an operator that only passes a storage on, touching no byte, does not keep it cold.
+TEST(PagerTest, StorageNamedForItsShapeIsBroughtInMeanwhile) {
+    PagerWorld world;
+    FakeOwner* owner = world.make(kBlock, 1);
+    world.pager.evict_all();
+    Pins outer;
+    world.pager.begin_use({{owner, false, UseKind::kMetadata}}, 0, &outer);
+    EXPECT_TRUE(world.reads(owner, 1, UseKind::kBringIn));
+    EXPECT_TRUE(world.is_resident(owner));
+    world.pager.end_use(&outer);
+    drop_all(world, {owner});
+}
+
+// Goal: an output that was born cold keeps its address while the operator around may write to it.
+TEST(PagerTest, PinnedOutputThatIsColdIsNotBroughtIn) {
+    PagerWorld world;
+    FakeOwner* output = world.make(5 * kBlock / 2, 1);
+    world.pager.evict_all();
+    void* const address = output->address;
+    Pins outer;
+    world.pager.note_outputs({output}, 0, &outer);
+    EXPECT_TRUE(world.reads(output, 1, UseKind::kBringIn));
+    EXPECT_EQ(output->address, address);
+    world.pager.end_use(&outer);
+    EXPECT_TRUE(world.reads(output, 1, UseKind::kBringIn));
+    EXPECT_NE(output->address, address);
+    drop_all(world, {output});
+}
+
 // --- Owners that let go ---
 
 // Goal: an owner may die while its storage leaves. Method: its last reference is dropped once the

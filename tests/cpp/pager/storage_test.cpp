@@ -114,6 +114,18 @@ TEST(StorageDeathTest, UnpinWithoutPinStopsTheProgram) {
     EXPECT_DEATH(storage.unpin(), "pin_count_");
 }
 
+TEST(StorageDeathTest, AddressPinWithoutAPinOrInMidRestoreStopsTheProgram) {
+    Storage storage = storage_in(Residency::kCold);
+    EXPECT_DEATH(storage.pin_address(), "address_pin_count_");
+    EXPECT_DEATH(storage.unpin_address(), "address_pin_count_");
+    storage.pin();
+    storage.pin_address();
+    EXPECT_DEATH(storage.begin_restore(), "may_come_in");
+    storage.unpin_address();
+    storage.begin_restore();
+    EXPECT_DEATH(storage.pin_address(), "kRestoring");
+}
+
 TEST(StorageDeathTest, HostBlockOfAnotherSizeStopsTheProgram) {
     Storage storage = storage_in(Residency::kEvicting);
     EXPECT_DEATH(storage.finish_evict(host_block(kSize + 1)), "size_bytes");
@@ -171,6 +183,21 @@ TEST(StorageTest, OnlyAnOwnedUnpinnedResidentStorageIsMovable) {
     Storage fixed = storage_in(Residency::kResident);
     fixed.pin_for_good();
     EXPECT_FALSE(fixed.movable());
+}
+
+// Goal: who has the address keeps the storage where it is, and only while he has it.
+TEST(StorageTest, AddressPinKeepsAColdStorageCold) {
+    Storage storage = storage_in(Residency::kCold);
+    storage.pin();
+    EXPECT_TRUE(storage.may_come_in());
+    storage.pin_address();
+    EXPECT_FALSE(storage.may_come_in());
+    storage.unpin_address();
+    EXPECT_TRUE(storage.may_come_in());
+    storage.begin_restore();
+    EXPECT_FALSE(storage.may_come_in());
+    storage.finish_restore(&g_device_block);
+    EXPECT_FALSE(storage.may_come_in());
 }
 
 // Goal: a stream waits for a copy once, and for the next copy again.
