@@ -460,8 +460,8 @@ PagerStats Pager::stats() const {
     stats.peak_bytes = peak;
     stats.resident_bytes = map_.bytes();
     stats.pinned_storages = 0;
-    for (const auto& [address, block] : map_.blocks()) {
-        stats.pinned_storages += block.storage->pinned_for_good() ? 1 : 0;
+    for (const auto& [address, storage] : table_) {
+        stats.pinned_storages += storage->pinned_for_good() ? 1 : 0;
     }
     return stats;
 }

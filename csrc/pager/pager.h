@@ -91,7 +91,8 @@ public:
     void end_use(Pins* pins) noexcept;
     /// Storages an operator made: their owners become known. Pins them when `pins` is given.
     void note_outputs(const std::vector<void*>& owners, StreamId stream, Pins* pins);
-    /// A use outside any operator: brings in if possible and pins for as long as it lives.
+    /// A use outside any operator: brings in if possible and pins for as long as it lives, where it
+    /// is then.
     void pin_for_good(void* owner, StreamId stream);
     /// A stream that torch was told about (record_stream). False: not managed.
     bool record_stream(const void* address, StreamId stream);

@@ -61,11 +61,13 @@ public:
     void pin() { ++pin_count_; }
     void unpin();
     uint32_t pin_count() const { return pin_count_; }
-    /// An operator works with the address, on top of its pin: a cold storage is not brought in
-    /// then.
+    /// An operator works with the address, on top of its pin: not brought in then either.
     void pin_address();
     void unpin_address();
-    bool may_come_in() const { return residency_ == Residency::kCold && address_pin_count_ == 0; }
+    bool may_come_in() const {
+        return residency_ == Residency::kCold && address_pin_count_ == 0 && !pinned_for_good_;
+    }
+    /// The address was given away: neither out nor in any more.
     void pin_for_good() { pinned_for_good_ = true; }
     bool pinned_for_good() const { return pinned_for_good_; }
 

@@ -653,6 +653,43 @@ TEST(PagerTest, PinForGoodBringsInAndKeeps) {
     drop_all(world, owners);
 }
 
+// Goal: an address that was given away for good stays, be it in host memory. Method: no room when
+// it was given away; then there is.
+TEST(PagerTest, StoragePinnedForGoodInHostMemoryStaysThere) {
+    PagerWorld world;
+    FakeOwner* cold = world.make(kBlock, 1);
+    world.pager.evict_all();
+    FakeOwner* filler = world.make_unknown(4 * kBlock, 2);
+    world.pager.pin_for_good(cold, 0);
+    ASSERT_TRUE(world.is_cold(cold));
+    EXPECT_EQ(world.pager.stats().pinned_storages, 1u);
+    void* const address = cold->address;
+
+    world.port.drop(filler);
+
+    EXPECT_TRUE(world.reads(cold, 1, UseKind::kBringIn));
+    world.pager.pin_for_good(cold, 0);
+    EXPECT_EQ(cold->address, address);
+    drop_all(world, {cold});
+}
+
+// Goal: a graph that read cold bytes reads them at each replay. Method: after the capture there is
+// room, and an operator would like them on the device.
+TEST(PagerTest, ColdStorageOfACaptureKeepsItsAddressAfterIt) {
+    PagerWorld world;
+    FakeOwner* cold = world.make(kBlock, 1);
+    world.pager.evict_all();
+    void* const address = cold->address;
+    world.pager.set_capturing(true);
+    world.use(cold, UseKind::kBringIn);
+    world.pager.set_capturing(false);
+
+    EXPECT_TRUE(world.reads(cold, 1, UseKind::kBringIn));
+
+    EXPECT_EQ(cold->address, address);
+    drop_all(world, {cold});
+}
+
 // Goal: while a graph is captured nothing moves, what it touches stays for good, and what is freed
 // comes back after it. Method: a cold and a resident storage are touched, a cold one is freed.
 TEST(PagerTest, CapturePinsWhatItTouchesAndMovesNothing) {
