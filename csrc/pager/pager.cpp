@@ -386,18 +386,20 @@ void Pager::step_done() {
         ++stats_.steps;
         const uint64_t moves = stats_.evictions + stats_.restores + stats_.born_cold_bytes;
         const uint64_t budget = memory_.budget_bytes();
-        const bool quiet = moves == moves_at_last_step_ && stats_.cold_bytes == 0 &&
+        const bool quiet = moves == moves_at_last_step_ && moving_ == 0 && stats_.cold_bytes == 0 &&
                            resident_peak_bytes_ <= budget - budget / 10;
         moves_at_last_step_ = moves;
         quiet_steps_ = quiet ? quiet_steps_ + 1 : 0;
         if (quiet_steps_ >= kQuietSteps && watch_.load() == Watch::kOn && !capturing()) {
             watch_again_bytes_ = (resident_peak_bytes_ + budget) / 2;
             watch_.store(Watch::kOff);
+            drop_host_copies();  // Writes are not announced from here on.
             stop = true;
         }
     }
     if (stop) {
         port_.watch(false);
+        sweep();
     }
 }
 

@@ -145,7 +145,7 @@ private:
     bool evict(const StoragePtr& storage);
     bool leave(const StoragePtr& storage, void* owner);
     std::optional<HostBlock> host_block_for(size_t size_bytes);
-    void drop_host_copies();
+    void drop_host_copies() TS_REQUIRES(mutex_);
     void check_host_copy(const StoragePtr& storage);
     void order_home_after(const std::vector<StreamId>& streams, StreamId home);
     bool finish_evict(const StoragePtr& storage, void* owner, const HostBlock& host, Event done);
@@ -194,6 +194,7 @@ private:
     std::atomic<bool> closed_{false};
     std::atomic<Watch> watch_{Watch::kOn};
     std::atomic<int> warm_up_boundaries_{0};
+    uint64_t moving_ TS_GUARDED_BY(mutex_) = 0;  // Storages in transition.
     uint64_t watch_again_bytes_ TS_GUARDED_BY(mutex_) = 0;
     uint64_t resident_peak_bytes_ TS_GUARDED_BY(mutex_) = 0;
     uint64_t quiet_steps_ TS_GUARDED_BY(mutex_) = 0;

@@ -91,6 +91,7 @@ bool Pager::evict(const StoragePtr& storage) {
             return false;
         }
         storage->begin_evict();
+        ++moving_;
         owner = storage->owner;
     }
     if (!port_.hold(owner)) {
@@ -147,23 +148,23 @@ bool Pager::leave(const StoragePtr& storage, void* owner) {
 std::optional<HostBlock> Pager::host_block_for(size_t size_bytes) {
     std::optional<HostBlock> host = host_.allocate(size_bytes);
     if (!host.has_value()) {
-        drop_host_copies();
+        {
+            MutexLock lock(mutex_);
+            drop_host_copies();
+        }
+        sweep();
         host = host_.allocate(size_bytes);
     }
     return host;
 }
 
-/// Host memory is short: resident storages give up the copies that would have spared them one.
+/// Resident storages give up the copies that would have spared them one.
 void Pager::drop_host_copies() {
-    {
-        MutexLock lock(mutex_);
-        for (const auto& [address, block] : map_.blocks()) {
-            if (!block.storage->in_transition()) {
-                drop_host_copy(*block.storage);
-            }
+    for (const auto& [address, block] : map_.blocks()) {
+        if (!block.storage->in_transition()) {
+            drop_host_copy(*block.storage);
         }
     }
-    sweep();
 }
 
 void Pager::order_home_after(const std::vector<StreamId>& streams, StreamId home) {
@@ -218,6 +219,7 @@ bool Pager::finish_evict(const StoragePtr& storage, void* owner, const HostBlock
             table_.erase(from);
             map_.erase(from);
             block = storage->finish_evict(host);
+            --moving_;
             storage->set_ready(std::move(done), storage->home());
             table_.emplace(host.address, storage);
             stats_.cold_bytes += storage->size_bytes();
@@ -243,6 +245,7 @@ void Pager::abandon_evict(const StoragePtr& storage) {
     {
         MutexLock lock(mutex_);
         storage->cancel_evict();
+        --moving_;
         freed = storage->freed;
         if (freed) {
             map_.erase(storage->device_address());
@@ -269,6 +272,7 @@ void Pager::restore(const Entry& entry, StreamId stream, Effort effort) {
             return;
         }
         storage->begin_restore();
+        ++moving_;
         streams = storage->streams();
         ready = storage->ready();
     }
@@ -308,6 +312,7 @@ void Pager::finish_restore(const Entry& entry, StreamId stream, void* block, con
         if (!storage->freed && port_.repoint(entry.owner, from, block)) {
             table_.erase(from);
             storage->finish_restore(block);
+            --moving_;
             storage->set_ready(done, storage->home());
             storage->take_wait(stream);  // Ordered already.
             table_.emplace(block, storage);
@@ -331,6 +336,7 @@ void Pager::cancel_restore(const StoragePtr& storage, bool failed) {
     {
         MutexLock lock(mutex_);
         storage->cancel_restore();
+        --moving_;
         stats_.failures += failed ? 1 : 0;
         freed = storage->freed;
         if (freed) {

@@ -819,6 +819,50 @@ TEST(PagerTest, WatchStaysWhileTheRunIsNotQuiet) {
         watched_after(2, [](PagerWorld& world, const auto&) { world.pager.set_capturing(true); }));
 }
 
+// Goal: what is written while nobody watches is not lost. Method: a clean storage is written then,
+// and leaves after the watch has come back.
+TEST(PagerTest, WriteWhileUnwatchedIsNotLost) {
+    PagerWorld world;
+    std::vector<FakeOwner*> owners = make_blocks(world, 2);
+    world.pager.evict_all();
+    world.use(owners[0], UseKind::kBringIn);
+    world.use(owners[1], UseKind::kBringIn);
+    for (int i = 0; i < 3; ++i) {
+        world.pager.step_done();
+    }
+    ASSERT_EQ(world.port.watchers(), 0);
+    world.fill(owners[0], 9);
+
+    owners.push_back(world.make(2 * kBlock, 3));
+    ASSERT_EQ(world.port.watchers(), 1);
+    world.fill(owners[1], 8);  // By an operator that began before.
+    for (int i = 0; i < kWarmUpBoundaries; ++i) {
+        world.pager.boundary();
+    }
+
+    EXPECT_EQ(world.pager.evict_all(), 4 * kBlock);
+    EXPECT_TRUE(world.reads(owners[0], 9));
+    EXPECT_TRUE(world.reads(owners[1], 8));
+    drop_all(world, owners);
+}
+
+// Goal: no step is quiet while a storage moves. Method: steps end in the middle of an eviction that
+// began in a quiet run.
+TEST(PagerTest, WatchStaysWhileAStorageIsMoving) {
+    PagerWorld world;
+    const std::vector<FakeOwner*> owners = make_blocks(world, 2);
+    world.pager.step_done();
+    world.port.after_hold = [&](FakeOwner&) {
+        world.pager.step_done();
+        world.pager.step_done();
+        EXPECT_EQ(world.port.watchers(), 1);
+    };
+    world.pager.evict_all();
+    world.port.after_hold = nullptr;
+    expect_bytes(world, owners);
+    drop_all(world, owners);
+}
+
 // --- Verify ---
 
 // Goal: a write that nobody announced is found, said and kept. Method: a clean storage is written
