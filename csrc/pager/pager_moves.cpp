@@ -1,4 +1,5 @@
 // csrc/pager/pager_moves.cpp: finding room, moving out, moving in.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 
@@ -317,6 +318,7 @@ void Pager::finish_restore(const Entry& entry, StreamId stream, void* block, con
             storage->take_wait(stream);  // Ordered already.
             table_.emplace(block, storage);
             map_.insert(storage);
+            resident_peak_bytes_ = std::max(resident_peak_bytes_, map_.bytes());
             stats_.cold_bytes -= storage->size_bytes();
             stats_.restored_bytes += storage->size_bytes();
             ++stats_.restores;

@@ -863,6 +863,23 @@ TEST(PagerTest, WatchStaysWhileAStorageIsMoving) {
     drop_all(world, owners);
 }
 
+// Goal: what was brought in counts towards the peak that decides whether a run fits. Method: born
+// cold beside bytes that go, then brought in; the device is nearly full.
+TEST(PagerTest, WatchStaysWhenWhatWasBroughtInFillsTheDevice) {
+    PagerWorld world;
+    FakeOwner* passing = world.make_unknown(40 * kKiB, 1);
+    FakeOwner* owner = world.make(240 * kKiB, 2);
+    ASSERT_TRUE(world.is_cold(owner));
+    world.port.drop(passing);
+    world.use(owner, UseKind::kBringIn);
+    ASSERT_TRUE(world.is_resident(owner));
+    for (int i = 0; i < 5; ++i) {
+        world.pager.step_done();
+    }
+    EXPECT_EQ(world.port.watchers(), 1);
+    drop_all(world, {owner});
+}
+
 // --- Verify ---
 
 // Goal: a write that nobody announced is found, said and kept. Method: a clean storage is written
