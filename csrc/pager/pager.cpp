@@ -372,11 +372,15 @@ void Pager::boundary() {
 }
 
 void Pager::start_watching() {
-    Watch expected = Watch::kOff;
-    warm_up_boundaries_.store(kWarmUpBoundaries);
-    if (watch_.compare_exchange_strong(expected, Watch::kWarmingUp)) {
-        port_.watch(true);
+    {
+        MutexLock lock(mutex_);
+        if (closed_.load() || watch_.load() != Watch::kOff) {
+            return;
+        }
+        warm_up_boundaries_.store(kWarmUpBoundaries);
+        watch_.store(Watch::kWarmingUp);
     }
+    port_.watch(true);
 }
 
 void Pager::step_done() {
@@ -404,8 +408,15 @@ void Pager::step_done() {
 }
 
 void Pager::close() {
-    closed_.store(true);
-    port_.watch(false);
+    Watch before = Watch::kOff;
+    {
+        MutexLock lock(mutex_);
+        closed_.store(true);
+        before = watch_.exchange(Watch::kOff);
+    }
+    if (before != Watch::kOff) {
+        port_.watch(false);
+    }
 }
 
 void Pager::sweep() {

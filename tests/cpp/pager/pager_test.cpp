@@ -738,6 +738,28 @@ TEST(PagerTest, CloseStopsEveryMove) {
     drop_all(world, owners);
 }
 
+// Goal: the operator guard is let go of once, however the end comes.
+TEST(PagerTest, CloseEndsTheWatchOnce) {
+    for (const bool quiet_before : {false, true}) {
+        PagerWorld world;
+        std::vector<FakeOwner*> owners = make_blocks(world, 2);
+        for (int i = 0; quiet_before && i < 3; ++i) {
+            world.pager.step_done();
+        }
+        world.pager.close();
+        world.pager.close();
+        EXPECT_EQ(world.port.watchers(), 0);
+        for (int i = 0; i < 3; ++i) {
+            world.pager.step_done();
+        }
+        owners.push_back(world.make(2 * kBlock, 3));
+        owners.push_back(world.make(2 * kBlock, 4));
+        EXPECT_EQ(world.port.watchers(), 0);
+        expect_bytes(world, owners);
+        drop_all(world, owners);
+    }
+}
+
 // --- Watching ---
 
 constexpr int kWarmUpBoundaries = 256;
