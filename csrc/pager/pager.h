@@ -149,7 +149,7 @@ private:
     void check_host_copy(const StoragePtr& storage);
     void order_home_after(const std::vector<StreamId>& streams, StreamId home);
     bool finish_evict(const StoragePtr& storage, void* owner, const HostBlock& host, Event done);
-    void abandon_evict(const StoragePtr& storage);
+    void abandon_evict(const StoragePtr& storage, bool owner_is_stale);
     void restore(const Entry& entry, StreamId stream, Effort effort);
     void finish_restore(const Entry& entry, StreamId stream, void* block, const Event& done);
     void cancel_restore(const StoragePtr& storage, bool failed);

@@ -37,14 +37,15 @@ void* Pager::take_block_by_evicting(size_t size_bytes, StreamId stream) {
     }
     for (int i = 0; i < kMakeRoomTries && may_move(); ++i) {
         const std::vector<StoragePtr> victims = choose(size_bytes, i, memory_.regions(stream));
+        if (victims.empty()) {
+            break;
+        }
         bool moved = false;
         for (const StoragePtr& victim : victims) {
             moved = evict(victim) || moved;
         }
-        if (!moved) {
-            break;
-        }
-        if (void* block = memory_.allocate(size_bytes, stream)) {
+        void* block = moved ? memory_.allocate(size_bytes, stream) : nullptr;
+        if (block != nullptr) {
             return block;
         }
     }
@@ -96,14 +97,15 @@ bool Pager::evict(const StoragePtr& storage) {
         owner = storage->owner;
     }
     if (!port_.hold(owner)) {
-        abandon_evict(storage);  // It is being freed at this moment, on another thread.
+        // Its bytes are being freed at this moment, on another thread, or were handed on before.
+        abandon_evict(storage, /*owner_is_stale=*/true);
         return false;
     }
     bool left = false;
     try {
         left = leave(storage, owner);
     } catch (const Error&) {
-        abandon_evict(storage);
+        abandon_evict(storage, /*owner_is_stale=*/false);
         MutexLock lock(mutex_);
         ++stats_.failures;
     }
@@ -130,7 +132,7 @@ bool Pager::leave(const StoragePtr& storage, void* owner) {
     }
     const std::optional<HostBlock> host = host_block_for(storage->size_bytes());
     if (!host.has_value()) {
-        abandon_evict(storage);
+        abandon_evict(storage, /*owner_is_stale=*/false);
         return false;
     }
     Event done;
@@ -232,8 +234,8 @@ bool Pager::finish_evict(const StoragePtr& storage, void* owner, const HostBlock
         }
     }
     if (block == nullptr) {
-        abandon_evict(storage);  // Its owner gave the bytes to another, or let go of them.
-        sweep();
+        // Its owner gave the bytes to another, or let go of them.
+        abandon_evict(storage, /*owner_is_stale=*/true);
         return false;
     }
     settled_.notify_all();
@@ -241,7 +243,8 @@ bool Pager::finish_evict(const StoragePtr& storage, void* owner, const HostBlock
     return true;
 }
 
-void Pager::abandon_evict(const StoragePtr& storage) {
+/// A storage whose owner is stale stays until an operator names the new one.
+void Pager::abandon_evict(const StoragePtr& storage, bool owner_is_stale) {
     bool freed = false;
     {
         MutexLock lock(mutex_);
@@ -250,14 +253,16 @@ void Pager::abandon_evict(const StoragePtr& storage) {
         freed = storage->freed;
         if (freed) {
             map_.erase(storage->device_address());
+        }
+        if (freed || owner_is_stale) {
             forget_later(*storage);
         }
     }
     settled_.notify_all();
     if (freed) {
         free_blocks(storage);
-        sweep();
     }
+    sweep();
 }
 
 void Pager::restore(const Entry& entry, StreamId stream, Effort effort) {

@@ -544,6 +544,30 @@ TEST(PagerTest, StorageWhoseOwnerPointsElsewhereStays) {
     }
 }
 
+// Goal: a storage whose owner has lost it does not stand in the way of those that can move. Method:
+// the coldest one is handed on outside of every operator; its old owner lives, or does not.
+TEST(PagerTest, StorageOfAStaleOwnerDoesNotKeepOthersFromLeaving) {
+    for (const bool old_owner_lives : {true, false}) {
+        PagerWorld world;
+        std::vector<FakeOwner*> owners = make_blocks(world, 4);
+        FakeOwner* old_owner = std::exchange(owners[0], move_bytes_from(world, *owners[0]));
+        if (!old_owner_lives) {
+            world.port.drop(std::exchange(old_owner, nullptr));
+        }
+
+        owners.push_back(world.make(kBlock, 5));
+
+        EXPECT_TRUE(world.is_resident(owners[0]));
+        EXPECT_TRUE(world.is_cold(owners[1]));
+        EXPECT_TRUE(world.is_resident(owners[4]));
+        expect_bytes(world, owners);
+        if (old_owner != nullptr) {
+            world.port.drop(old_owner);
+        }
+        drop_all(world, owners);
+    }
+}
+
 // --- Host memory that is short, page locks and copies that are refused ---
 
 // Goal: copies kept to spare a copy give way to bytes that have no other place. Method: host memory
