@@ -239,7 +239,7 @@ bool Pager::needs_restore(const Entry& entry) const {
 
 void Pager::settle(const Entry& entry, StreamId stream, Pin* pin, std::vector<Event>* waits) {
     Storage& storage = *entry.storage;
-    if (!entry.touches_bytes()) {
+    if (!entry.touches_bytes() || storage.freed) {
         return;
     }
     if (entry.kind != UseKind::kMetadata) {

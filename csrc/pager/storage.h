@@ -106,7 +106,7 @@ public:
     uint64_t last_use() const { return last_use_; }
 
     void* owner = nullptr;   // Whom OwnerPort knows; null until an operator names it.
-    bool freed = false;      // Freed in mid-transition; whoever moves it cleans up.
+    bool freed = false;      // Its blocks are gone, or whoever moves it will free them.
     uint64_t ticket = 0;     // The use that pinned it last, and its place among that use's
     size_t ticket_slot = 0;  // entries: an operator may name a storage twice.
 

@@ -568,6 +568,35 @@ TEST(PagerTest, StorageOfAStaleOwnerDoesNotKeepOthersFromLeaving) {
     }
 }
 
+// Goal: a storage freed under an operator that names it is freed once. Method: it goes while the
+// same use brings another one in.
+TEST(PagerTest, StorageFreedInTheMiddleOfAUseIsFreedOnce) {
+    PagerWorld world;
+    FakeOwner* doomed = world.make(kBlock, 1);
+    world.pager.evict_all();
+    world.use(doomed, UseKind::kBringIn);  // Clean: it has a block in both places.
+    std::vector<FakeOwner*> owners = {doomed};
+    for (unsigned mark = 2; mark <= 5; ++mark) {
+        owners.push_back(world.make(kBlock, mark));
+        world.use(doomed, UseKind::kInPlace);
+    }
+    ASSERT_TRUE(world.is_cold(owners[1]));
+    ASSERT_TRUE(world.is_resident(doomed));
+    world.port.after_hold = [&](FakeOwner&) {
+        world.port.after_hold = nullptr;
+        free_bytes_elsewhere(world, *doomed);
+    };
+    Pins pins;
+
+    world.pager.begin_use(
+        {{owners[1], false, UseKind::kBringIn}, {doomed, /*writes=*/true, UseKind::kInPlace}}, 0,
+        &pins);
+
+    EXPECT_EQ(doomed->address, nullptr);
+    world.pager.end_use(&pins);
+    drop_all(world, owners);
+}
+
 // --- Host memory that is short, page locks and copies that are refused ---
 
 // Goal: copies kept to spare a copy give way to bytes that have no other place. Method: host memory
