@@ -190,11 +190,16 @@ void Pager::check_host_copy(const StoragePtr& storage) {
         streams = storage->streams();
         ready = storage->ready();
     }
-    const Event done =
-        device_.copy(CopyDirection::kToHost, twin->address, storage->device_address(),
-                     storage->size_bytes(), events_of(streams, ready));
-    if (done != nullptr) {
-        done->wait();
+    try {
+        const Event done =
+            device_.copy(CopyDirection::kToHost, twin->address, storage->device_address(),
+                         storage->size_bytes(), events_of(streams, ready));
+        if (done != nullptr) {
+            done->wait();
+        }
+    } catch (const Error&) {
+        host_.free(*twin, {});
+        throw;
     }
     const bool equal =
         std::memcmp(twin->address, storage->host().address, storage->size_bytes()) == 0;

@@ -981,6 +981,24 @@ TEST(PagerTest, VerifyFindsAnUnannouncedWriteAndKeepsItsBytes) {
     drop_all(world, owners);
 }
 
+// Goal: a check that cannot be made leaves nothing behind. Method: its copy is refused.
+TEST(PagerTest, RefusedCopyOfAVerificationLosesNoHostMemory) {
+    PagerWorld world({.verify = true});
+    FakeOwner* owner = world.make(kBlock, 1);
+    world.pager.evict_all();
+    world.use(owner, UseKind::kBringIn);
+    world.device.set_faults({.fail_copy_one_in = 1});
+    EXPECT_EQ(world.pager.evict_all(), 0u);
+    EXPECT_EQ(world.host.stats().in_use_bytes, kBlock);
+    EXPECT_EQ(world.pager.stats().failures, 1u);
+
+    world.device.set_faults({});
+
+    EXPECT_EQ(world.pager.evict_all(), kBlock);
+    EXPECT_TRUE(world.reads(owner, 1));
+    drop_all(world, {owner});
+}
+
 // --- Streams ---
 
 TEST(PagerTest, RecordStreamKnowsOnlyManagedStorages) {
