@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <exception>
 
 #include "base/assert.h"
 #include "base/bytes.h"
@@ -18,6 +19,9 @@ constexpr int kWarmUpBoundaries = 256;
 
 // Steps without a move after which a run counts as one that fits.
 constexpr uint64_t kQuietSteps = 2;
+
+/// Only a broken device refuses an event; the block that waits for it is lost.
+void say_lost(const std::exception& error) { std::fprintf(stderr, "%s\n", error.what()); }
 
 }  // namespace
 
@@ -103,22 +107,21 @@ bool Pager::free(void* address) noexcept {
         }
         forget_later(*storage);
     }
-    try {
-        free_blocks(storage);
-        sweep();
-    } catch (const Error& error) {
-        // Only a broken device refuses an event; its memory is lost with it.
-        std::fprintf(stderr, "%s\n", error.what());
-    }
+    free_blocks(storage);
+    sweep();
     return true;
 }
 
-void Pager::free_blocks(const StoragePtr& storage) {
+void Pager::free_blocks(const StoragePtr& storage) noexcept {
     if (storage->device_address() != nullptr) {
-        for (const StreamId stream : storage->recorded()) {
-            memory_.defer_reuse(storage->device_address(), stream);
+        try {
+            for (const StreamId stream : storage->recorded()) {
+                memory_.defer_reuse(storage->device_address(), stream);
+            }
+            memory_.free(storage->device_address());
+        } catch (const std::exception& error) {
+            say_lost(error);
         }
-        memory_.free(storage->device_address());
     }
     if (storage->host().address == nullptr) {
         return;
@@ -133,7 +136,15 @@ void Pager::free_blocks(const StoragePtr& storage) {
         swept_.store(false);
         return;
     }
-    host_.free(storage->host(), events_of(storage->streams(), storage->ready()));
+    free_used_host_block(*storage);
+}
+
+void Pager::free_used_host_block(const Storage& storage) noexcept {
+    try {
+        host_.free(storage.host(), events_of(storage.streams(), storage.ready()));
+    } catch (const std::exception& error) {
+        say_lost(error);
+    }
 }
 
 std::vector<Event> Pager::events_of(const std::vector<StreamId>& streams, const Event& ready) {
@@ -419,7 +430,7 @@ void Pager::close() {
     }
 }
 
-void Pager::sweep() {
+void Pager::sweep() noexcept {
     if (swept_.load()) {
         return;
     }
@@ -442,7 +453,7 @@ void Pager::sweep() {
         host_.free(block, {event});
     }
     for (const StoragePtr& storage : deferred) {
-        host_.free(storage->host(), events_of(storage->streams(), storage->ready()));
+        free_used_host_block(*storage);
     }
 }
 

@@ -164,10 +164,11 @@ private:
     void note_owner(const StoragePtr& storage, void* owner) TS_REQUIRES(mutex_);
     void drop_host_copy(Storage& storage) TS_REQUIRES(mutex_);
     void forget_later(Storage& storage) TS_REQUIRES(mutex_);
-    void free_blocks(const StoragePtr& storage);
+    void free_blocks(const StoragePtr& storage) noexcept;
+    void free_used_host_block(const Storage& storage) noexcept;
     std::vector<Event> events_of(const std::vector<StreamId>& streams, const Event& ready);
     /// Lets go of what was put aside under the lock. Called with it open.
-    void sweep();
+    void sweep() noexcept;
     [[noreturn]] void throw_out_of_memory(size_t size_bytes);
     void start_watching();
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 
 #include "base/assert.h"
 #include "base/bytes.h"
@@ -14,6 +15,16 @@ namespace {
 // Other threads may take the room that an eviction made. After this many tries there is too little
 // for all, and the storage is born cold.
 constexpr int kMakeRoomTries = 8;
+
+/// A device that refuses even that copies nothing any more.
+void wait_on_host(const Event& event) noexcept {
+    try {
+        if (event != nullptr) {
+            event->wait();
+        }
+    } catch (const std::exception&) {
+    }
+}
 
 }  // namespace
 
@@ -104,7 +115,7 @@ bool Pager::evict(const StoragePtr& storage) {
     bool left = false;
     try {
         left = leave(storage, owner);
-    } catch (const Error&) {
+    } catch (const std::exception&) {
         abandon_evict(storage, /*owner_is_stale=*/false);
         MutexLock lock(mutex_);
         ++stats_.failures;
@@ -139,12 +150,12 @@ bool Pager::leave(const StoragePtr& storage, void* owner) {
     try {
         done = device_.copy(CopyDirection::kToHost, host->address, storage->device_address(),
                             storage->size_bytes(), events_of(streams, ready));
-    } catch (const Error&) {
-        host_.free(*host, {});
+        // The block may be taken again by work on its own stream as soon as this returns.
+        device_.wait(storage->home(), done);
+    } catch (const std::exception&) {
+        host_.free(*host, {done});
         throw;
     }
-    // The block may be taken again by work on its own stream as soon as this returns.
-    device_.wait(storage->home(), done);
     return finish_evict(storage, owner, *host, std::move(done));
 }
 
@@ -197,7 +208,7 @@ void Pager::check_host_copy(const StoragePtr& storage) {
         if (done != nullptr) {
             done->wait();
         }
-    } catch (const Error&) {
+    } catch (const std::exception&) {
         host_.free(*twin, {});
         throw;
     }
@@ -300,16 +311,17 @@ void Pager::restore(const Entry& entry, StreamId stream, Effort effort) {
         }
         done = device_.copy(CopyDirection::kToDevice, block, storage->host().address,
                             storage->size_bytes(), events_of(streams, ready));
-    } catch (const Error&) {
+        device_.wait(storage->home(), done);
+        if (stream != storage->home()) {
+            device_.wait(stream, done);
+        }
+    } catch (const std::exception&) {
+        wait_on_host(done);
         if (block != nullptr) {
             memory_.free(block);
         }
         cancel_restore(storage, /*failed=*/true);
         return;
-    }
-    device_.wait(storage->home(), done);
-    if (stream != storage->home()) {
-        device_.wait(stream, done);
     }
     finish_restore(entry, stream, block, done);
 }

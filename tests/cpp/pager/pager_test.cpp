@@ -999,6 +999,77 @@ TEST(PagerTest, RefusedCopyOfAVerificationLosesNoHostMemory) {
     drop_all(world, {owner});
 }
 
+// --- A device that breaks down ---
+
+// Goal: freeing never throws. Method: no event is to be had for a cold storage; its block is lost,
+// and said so.
+TEST(PagerTest, FreeOnABrokenDeviceSaysSoAndGoesOn) {
+    PagerWorld world;
+    FakeOwner* owner = world.make(kBlock, 1);
+    world.pager.evict_all();
+    world.door.refuse_record = true;
+    ::testing::internal::CaptureStderr();
+
+    world.port.drop(owner);
+
+    EXPECT_EQ(::testing::internal::GetCapturedStderr(),
+              "trainstream: record failed: the test says so.\n");
+    EXPECT_EQ(world.pager.stats().cold_bytes, 0u);
+    EXPECT_EQ(world.port.owners(), 0);
+}
+
+// Goal: the same when the mover has to free. Method: freed in mid-eviction and in mid-restore.
+TEST(PagerTest, StorageFreedInMidMoveOnABrokenDeviceIsCleanedUpOnce) {
+    PagerWorld world;
+    const std::vector<FakeOwner*> owners = make_blocks(world, 5);
+    ASSERT_TRUE(world.is_cold(owners[0]));
+    world.port.after_hold = [&](FakeOwner&) {
+        world.port.after_hold = nullptr;
+        free_bytes_elsewhere(world, *owners[0]);
+        world.door.refuse_record = true;
+    };
+    ::testing::internal::CaptureStderr();
+    world.use(owners[0], UseKind::kBringIn);
+    world.door.refuse_record = false;
+    world.port.after_hold = [&](FakeOwner& held) {
+        free_bytes_elsewhere(world, held);
+        world.door.refuse_record = true;
+    };
+    world.pager.evict_all();
+    world.door.refuse_record = false;
+    ::testing::internal::GetCapturedStderr();
+    for (FakeOwner* owner : owners) {
+        world.port.drop(owner);
+    }
+    EXPECT_EQ(world.memory.used_bytes(), 0u);
+    EXPECT_EQ(world.pager.stats().cold_bytes, 0u);
+    EXPECT_EQ(world.port.owners(), 0);
+    EXPECT_EQ(world.port.held(), 0);
+}
+
+// Goal: a move that breaks off in its last call leaves no storage in transition, which others would
+// wait for. Method: the streams cannot be made to wait for the copy.
+TEST(PagerTest, RefusedWaitLeavesNoStorageInTransition) {
+    PagerWorld world;
+    FakeOwner* owner = world.make(kBlock, 1);
+    world.door.refuse_wait = true;
+    EXPECT_EQ(world.pager.evict_all(), 0u);
+    EXPECT_TRUE(world.is_resident(owner));
+    world.door.refuse_wait = false;
+    EXPECT_EQ(world.pager.evict_all(), kBlock);
+
+    world.door.refuse_wait = true;
+    world.use(owner, UseKind::kBringIn);
+
+    EXPECT_TRUE(world.is_cold(owner));
+    EXPECT_EQ(world.memory.used_bytes(), 0u);
+    EXPECT_EQ(world.pager.stats().failures, 2u);
+    world.door.refuse_wait = false;
+    EXPECT_TRUE(world.reads(owner, 1, UseKind::kBringIn));
+    EXPECT_TRUE(world.is_resident(owner));
+    drop_all(world, {owner});
+}
+
 // --- Streams ---
 
 TEST(PagerTest, RecordStreamKnowsOnlyManagedStorages) {

@@ -14,6 +14,7 @@
 #include "pager/host_pool.h"
 #include "pager/pager.h"
 #include "support/fake_owner.h"
+#include "support/flaky_device.h"
 
 namespace trainstream::testing {
 
@@ -40,9 +41,10 @@ struct WorldOptions {
 struct PagerWorld {
     explicit PagerWorld(const WorldOptions& options = {})
         : device(options.device),
+          door(device),
           memory({options.budget_bytes}),
-          host(device, {.limit_bytes = options.host_bytes, .grow_in_background = false}),
-          pager(device, memory, host, port, {options.verify}) {
+          host(door, {.limit_bytes = options.host_bytes, .grow_in_background = false}),
+          pager(door, memory, host, port, {options.verify}) {
         device.set_faults(options.faults);
         port.attach(pager);
     }
@@ -119,6 +121,7 @@ struct PagerWorld {
     }
 
     SimDevice device;
+    FlakyDevice door;  // To the device, for the pager and its pool.
     SimMemory memory;
     HostPool host;
     FakeOwnerPort port;
