@@ -13,6 +13,12 @@ namespace {
 // that is made and at once accumulated.
 constexpr uint64_t kSameUseTicks = 32;
 
+void add_once(std::vector<StreamId>* streams, StreamId stream) {
+    if (std::find(streams->begin(), streams->end(), stream) == streams->end()) {
+        streams->push_back(stream);
+    }
+}
+
 }  // namespace
 
 Storage::Storage(size_t size_bytes, StreamId home, void* device_address)
@@ -105,10 +111,11 @@ HostBlock Storage::drop_host_copy() {
     return std::exchange(host_, HostBlock{});
 }
 
-void Storage::used_by(StreamId stream) {
-    if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) {
-        streams_.push_back(stream);
-    }
+void Storage::used_by(StreamId stream) { add_once(&streams_, stream); }
+
+void Storage::record_stream(StreamId stream) {
+    used_by(stream);
+    add_once(&recorded_, stream);
 }
 
 void Storage::set_ready(Event ready, StreamId synced) {

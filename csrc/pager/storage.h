@@ -87,10 +87,7 @@ public:
     const std::vector<StreamId>& streams() const { return streams_; }
     /// A stream that the user named (record_stream): its device block is not reused before the work
     /// that the stream has when the storage is freed.
-    void record_stream(StreamId stream) {
-        used_by(stream);
-        recorded_.push_back(stream);
-    }
+    void record_stream(StreamId stream);
     const std::vector<StreamId>& recorded() const { return recorded_; }
     /// The last copy; `synced` has been made to wait for it.
     void set_ready(Event ready, StreamId synced);

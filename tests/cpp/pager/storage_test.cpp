@@ -227,6 +227,7 @@ TEST(StorageTest, EvictionForgetsTheStreamsThatItWaitedFor) {
     storage.used_by(7);
     storage.used_by(7);
     storage.record_stream(8);
+    storage.record_stream(8);
     EXPECT_EQ(storage.streams(), (std::vector<StreamId>{kHome, 7, 8}));
     EXPECT_EQ(storage.recorded(), (std::vector<StreamId>{8}));
 
