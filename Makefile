@@ -67,7 +67,8 @@ soak: setup-tools build  ## The long form of the random walks
 
 bench: setup-tools  ## The Google Benchmark binaries of bench/
 	@cmake --preset release >/dev/null && cmake --build --preset release -- --quiet
-	@for program in build/core-release/*_bench; do echo "== $$program"; "$$program"; done
+	@shopt -s nullglob; for program in build/core-release/*_bench; do \
+	    echo "== $$program"; "$$program"; done
 
 clean:  ## Removes what was built; the environments stay (CONTRIBUTING.md says where)
 	@rm -rf build dist trainstream.egg-info trainstream/_build_info.py trainstream/*.so
