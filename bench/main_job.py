@@ -145,7 +145,8 @@ def after_second_step(worker):
     """What still grew after the second step: all of it should be nothing."""
     second, last = worker.steps[1], worker.steps[-1]
     keys = {
-        "page-lock growths": "ts_growths",
+        "host pool growths": "ts_growths",
+        "page locks": "ts_page_locks",
         "driver allocations": "driver_allocations",
         "driver frees": "driver_frees",
         "regions laid out": "ts_rebuilds",

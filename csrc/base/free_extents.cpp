@@ -13,7 +13,7 @@ void FreeExtents::insert(uintptr_t begin, size_t size_bytes) {
         const auto previous = std::prev(next);
         const uintptr_t previous_end = previous->first + previous->second;
         TS_ASSERT_LE(previous_end, begin);  // Else: given back twice.
-        if (previous_end == begin) {
+        if (previous_end == begin && !is_border(begin)) {
             begin = previous->first;
             size_bytes += previous->second;
             erase(previous);
@@ -21,7 +21,7 @@ void FreeExtents::insert(uintptr_t begin, size_t size_bytes) {
     }
     if (next != by_address_.end()) {
         TS_ASSERT_LE(begin + size_bytes, next->first);  // Else: given back twice.
-        if (begin + size_bytes == next->first) {
+        if (begin + size_bytes == next->first && !is_border(next->first)) {
             size_bytes += next->second;
             erase(next);
         }
@@ -46,6 +46,13 @@ std::optional<uintptr_t> FreeExtents::take(size_t size_bytes) {
         free_bytes_ += extent_bytes - size_bytes;
     }
     return begin;
+}
+
+void FreeExtents::remove(uintptr_t begin, size_t size_bytes) {
+    const auto extent = by_address_.find(begin);
+    TS_ASSERT(extent != by_address_.end());
+    TS_ASSERT_EQ(extent->second, size_bytes);
+    erase(extent);
 }
 
 size_t FreeExtents::bytes_ending_at(uintptr_t end) const {

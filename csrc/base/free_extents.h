@@ -17,7 +17,8 @@ namespace trainstream {
 /// Owner: SimMemory, HostPool. Lock: the owner's.
 ///
 /// Invariants:
-///   1. No two extents touch or overlap: a returned part joins its free neighbours at once.
+///   1. No two extents overlap, and none touch except at a border: a returned part joins its free
+///      neighbours at once.
 ///   2. Both indexes hold the same extents, and free_bytes() is their sum.
 class FreeExtents {
 public:
@@ -27,6 +28,13 @@ public:
     /// Takes `size_bytes` from the low end of the smallest extent that has them; of equals, the
     /// one with the lowest address. Nothing: no extent is large enough.
     std::optional<uintptr_t> take(size_t size_bytes);
+
+    /// Takes exactly [begin, begin + size_bytes), which must be one extent.
+    void remove(uintptr_t begin, size_t size_bytes);
+
+    /// Extents never join at `address` from now on. Requires: it lies inside no extent.
+    void add_border(uintptr_t address) { borders_.insert(address); }
+    void remove_border(uintptr_t address) { borders_.erase(address); }
 
     /// The size of the extent that ends exactly at `end`; 0 when there is none.
     size_t bytes_ending_at(uintptr_t end) const;
@@ -39,9 +47,11 @@ private:
     using ByAddress = std::map<uintptr_t, size_t>;
 
     void erase(ByAddress::iterator extent);
+    bool is_border(uintptr_t address) const { return borders_.count(address) != 0; }
 
     ByAddress by_address_;
     std::set<std::pair<size_t, uintptr_t>> by_size_;
+    std::set<uintptr_t> borders_;
     size_t free_bytes_ = 0;
 };
 

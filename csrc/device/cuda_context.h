@@ -18,22 +18,6 @@ void check_cuda(const char* call, cudaError_t code);
 /// The words for `code`; leaves no error behind in the runtime.
 std::string take_cuda_error(cudaError_t code);
 
-/// While a graph is captured in the strictest mode, any thread's harmless question (cudaEventQuery)
-/// or page lock would break the capture. None of ours ever touches a captured stream, so for the
-/// length of a scope this thread answers for itself.
-///
-/// Owner: a scope. Lock: none; the mode is the thread's own.
-class RelaxedCapture {
-public:
-    RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-    ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-    RelaxedCapture(const RelaxedCapture&) = delete;
-    RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-
-private:
-    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
-
 /// The primary context of one device: the one that the runtime and torch use.
 ///
 /// Owner: CudaDevice, CudaMemory. Lock: none; constant once made. It is never given back, as the
@@ -42,9 +26,10 @@ class CudaContext {
 public:
     explicit CudaContext(int index);
 
-    /// Makes the context current for a scope of one thread. Calls in it are no part of a graph
-    /// capture and do not break one that is being made: the runtime forbids many of them otherwise,
-    /// cudaEventQuery() among them, on every thread of the process.
+    /// Makes the context current for a scope of one thread. While a graph is captured in the
+    /// strictest mode, any thread's harmless question (cudaEventQuery) or page lock would break the
+    /// capture. None of our calls ever touches a captured stream, so in the scope this thread
+    /// answers for itself.
     class Scope {
     public:
         explicit Scope(const CudaContext& context);

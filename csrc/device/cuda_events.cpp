@@ -12,7 +12,6 @@ bool CudaEvent::is_done() const {
         return true;
     }
     const CudaContext::Scope scope(pool_.context_);
-    const RelaxedCapture relaxed;
     const cudaError_t code = cudaEventQuery(handle_);
     if (code == cudaErrorNotReady) {
         static_cast<void>(cudaGetLastError());  // An answer, but the runtime notes it as an error.
@@ -27,7 +26,6 @@ void CudaEvent::wait() const {
     TS_ASSERT(holds_no_lock());
     if (!done_.load(std::memory_order_acquire)) {
         const CudaContext::Scope scope(pool_.context_);
-        const RelaxedCapture relaxed;
         check_cuda("cudaEventSynchronize", cudaEventSynchronize(handle_));
         done_.store(true, std::memory_order_release);
     }

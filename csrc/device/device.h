@@ -59,7 +59,10 @@ public:
 
     /// Locks pages of host memory and makes them addressable by the device. False: refused, with
     /// the reason; the range is untouched and later calls still work (no sticky error is left).
+    /// Ranges are islands: a copy whose host side reaches beyond one is refused, even where the
+    /// next range begins [H200, CUDA 13.0], by torch's own copies too.
     virtual bool page_lock(void* address, size_t size_bytes, std::string* reason) = 0;
+    /// Waits for all that the device is doing. No copy may use the range.
     virtual void page_unlock(void* address) noexcept = 0;
     /// Whether device code can read host memory that is not page-locked.
     virtual bool reads_pageable_memory() const = 0;

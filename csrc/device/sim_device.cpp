@@ -124,13 +124,9 @@ bool SimDevice::page_lock(void* address, size_t size_bytes, std::string* reason)
     TS_ASSERT_GT(size_bytes, size_t{0});
     const auto begin = reinterpret_cast<uintptr_t>(address);
     const MutexLock lock(mutex_);
-    const auto next = locked_ranges_.lower_bound(begin + size_bytes);
-    if (next != locked_ranges_.begin()) {
-        const auto previous = std::prev(next);
-        if (previous->first + previous->second > begin) {
-            *reason = "part of the range is page-locked already";
-            return false;
-        }
+    if (find_locked(begin, begin + size_bytes).first) {
+        *reason = "part of the range is page-locked already";
+        return false;
     }
     if (locked_bytes_ + size_bytes > faults_.page_lock_limit_bytes) {
         *reason = "the simulated limit is " + format_bytes(faults_.page_lock_limit_bytes);
@@ -172,6 +168,7 @@ Event SimDevice::copy(CopyDirection direction, void* target, const void* source,
                                                         : options_.to_device_bytes_per_second);
     MutexLock lock(mutex_);
     check_fault(direction, size_bytes);
+    check_range(direction, to_host ? target : source, size_bytes);
     copy->ordinal_ = copies_asked_;
     if (options_.copy_latency_ns_max != 0) {
         copy->delay_ = std::chrono::nanoseconds{random_of(options_.seed, copy->ordinal_) %
@@ -199,6 +196,25 @@ void SimDevice::check_fault(CopyDirection direction, size_t size_bytes) {
                                   "a fault was asked for (copy " + std::to_string(ordinal) +
                                       ", seed " + std::to_string(options_.seed) + ")");
     }
+}
+
+void SimDevice::check_range(CopyDirection direction, const void* host, size_t size_bytes) {
+    const auto begin = reinterpret_cast<uintptr_t>(host);
+    const auto [meets, lies_in] = find_locked(begin, begin + size_bytes);
+    if (meets && !lies_in) {
+        throw errors::copy_failed(words(direction), size_bytes,
+                                  "its host side reaches beyond one page-locked range");
+    }
+}
+
+std::pair<bool, bool> SimDevice::find_locked(uintptr_t begin, uintptr_t end) const {
+    const auto next = locked_ranges_.lower_bound(end);
+    if (next == locked_ranges_.begin()) {
+        return {false, false};
+    }
+    const auto& [range_begin, range_bytes] = *std::prev(next);  // The last that begins before end.
+    const uintptr_t range_end = range_begin + range_bytes;
+    return {range_end > begin, range_begin <= begin && end <= range_end};
 }
 
 void SimDevice::run_lane(CopyDirection direction) {

@@ -83,6 +83,11 @@ private:
     void run_lane(CopyDirection direction) TS_EXCLUDES(mutex_);
     void count(const Copy& copy, uint64_t busy_ns) TS_REQUIRES(mutex_);
     void check_fault(CopyDirection direction, size_t size_bytes) TS_REQUIRES(mutex_);
+    /// Refuses what CUDA refuses: a host side that is partly in a page-locked range.
+    void check_range(CopyDirection direction, const void* host, size_t size_bytes)
+        TS_REQUIRES(mutex_);
+    /// Whether [begin, end) meets a page-locked range, and whether it lies in that one wholly.
+    std::pair<bool, bool> find_locked(uintptr_t begin, uintptr_t end) const TS_REQUIRES(mutex_);
     /// In a forked child: does what the lost threads had left. Elsewhere nothing.
     void finish_if_forked() TS_EXCLUDES(mutex_);
     void enter_child() TS_NO_THREAD_SAFETY_ANALYSIS;

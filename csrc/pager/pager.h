@@ -145,6 +145,8 @@ private:
     bool evict(const StoragePtr& storage);
     bool leave(const StoragePtr& storage, void* owner);
     std::optional<HostBlock> host_block_for(size_t size_bytes);
+    HostPool::Growth may_grow_host() const;
+    bool give_up_host_copy(size_t size_bytes);
     void drop_host_copies() TS_REQUIRES(mutex_);
     void check_host_copy(const StoragePtr& storage);
     void order_home_after(const std::vector<StreamId>& streams, StreamId home);

@@ -16,6 +16,10 @@ namespace {
 // for all, and the storage is born cold.
 constexpr int kMakeRoomTries = 8;
 
+// Steps in which the host pool grows freely: the first allocates optimizer states, the second is
+// the first that is like all later ones.
+constexpr uint64_t kGrowingSteps = 2;
+
 /// A device that refuses even that copies nothing any more.
 void wait_on_host(const Event& event) noexcept {
     try {
@@ -160,7 +164,13 @@ bool Pager::leave(const StoragePtr& storage, void* owner) {
 }
 
 std::optional<HostBlock> Pager::host_block_for(size_t size_bytes) {
-    std::optional<HostBlock> host = host_.allocate(size_bytes);
+    std::optional<HostBlock> host;
+    do {
+        host = host_.allocate(size_bytes, may_grow_host());
+    } while (!host.has_value() && give_up_host_copy(size_bytes));
+    if (!host.has_value()) {
+        host = host_.allocate(size_bytes);
+    }
     if (!host.has_value()) {
         {
             MutexLock lock(mutex_);
@@ -170,6 +180,35 @@ std::optional<HostBlock> Pager::host_block_for(size_t size_bytes) {
         host = host_.allocate(size_bytes);
     }
     return host;
+}
+
+/// Page-locking takes a millisecond for each 12 MiB, so it belongs to the first steps. Later a copy
+/// that only spares another copy is given up first.
+HostPool::Growth Pager::may_grow_host() const {
+    MutexLock lock(mutex_);
+    return stats_.steps < kGrowingSteps ? HostPool::Growth::kAllowed : HostPool::Growth::kForbidden;
+}
+
+/// The hottest clean storage whose host copy has `size_bytes` loses it: it will leave last. False:
+/// there is none, or memory may still be locked.
+bool Pager::give_up_host_copy(size_t size_bytes) {
+    {
+        MutexLock lock(mutex_);
+        Storage* hottest = nullptr;
+        for (const auto& [address, block] : map_.blocks()) {
+            const StoragePtr& storage = block.storage;
+            const bool serves = storage->is_clean() && storage->host().size_bytes >= size_bytes;
+            if (serves && (hottest == nullptr || storage->heat() > hottest->heat())) {
+                hottest = storage.get();
+            }
+        }
+        if (stats_.steps < kGrowingSteps || hottest == nullptr) {
+            return false;
+        }
+        drop_host_copy(*hottest);
+    }
+    sweep();
+    return true;
 }
 
 /// Resident storages give up the copies that would have spared them one.

@@ -41,6 +41,24 @@ TEST(FreeExtentsTest, NothingIsTakenWhenNoExtentIsLargeEnough) {
     EXPECT_EQ(extents.free_bytes(), 20u);
 }
 
+// Goal: what must stay apart stays apart, until its border goes. Method: free both sides of one.
+TEST(FreeExtentsTest, NothingJoinsAcrossABorder) {
+    FreeExtents extents;
+    extents.add_border(1100);
+    extents.insert(1100, 100);
+    extents.insert(1000, 100);
+    extents.insert(1200, 100);
+    EXPECT_EQ(extents.count(), 2u);
+    EXPECT_EQ(extents.largest_bytes(), 200u);
+
+    extents.remove(1000, 100);
+    extents.remove_border(1100);
+    extents.insert(1000, 100);
+
+    EXPECT_EQ(extents.count(), 1u);
+    EXPECT_EQ(extents.free_bytes(), 300u);
+}
+
 TEST(FreeExtentsTest, BytesEndingAtKnowsTheTail) {
     FreeExtents extents;
     EXPECT_EQ(extents.bytes_ending_at(100), 0u);

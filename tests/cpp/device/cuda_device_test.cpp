@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -71,13 +72,13 @@ bool end_capture(const Stream& stream) {
     return whole && graph != nullptr;
 }
 
-// Goal: the steady state creates nothing. Method: the same round twice; count after the first.
+// Goal: the steady state creates nothing. Method: far more work than events, of which as many are
+// needed as are ever in flight: two a copy and one a recorded point.
 TEST_F(CudaDeviceTest, SteadyStateCreatesNoEvents) {
     HostPool pool(device(), {.limit_bytes = 64 * kMiB, .grow_in_background = false});
     const HostBlock host = pool.allocate(kMiB).value();
     void* const block = memory().allocate(kMiB, 0);
-    uint64_t created = 0;
-    for (int round = 0; round < 20; ++round) {
+    for (int round = 0; round < 100; ++round) {
         Event last;
         for (int i = 0; i < 10; ++i) {
             const Event there = device().copy(CopyDirection::kToDevice, block, host.address, kMiB,
@@ -86,10 +87,9 @@ TEST_F(CudaDeviceTest, SteadyStateCreatesNoEvents) {
             device().wait(0, last);
         }
         last->wait();
-        static_cast<void>(device().copy_stats());
-        created = round == 0 ? device().events_created() : created;
+        static_cast<void>(device().copy_stats());  // Counts what is done and gives its events back.
     }
-    EXPECT_EQ(device().events_created(), created);
+    EXPECT_LE(device().events_created(), 10u * (2 + 2 + 1));
     memory().free(block);
 }
 
@@ -119,21 +119,35 @@ TEST_F(CudaDeviceTest, PagingDoesNotBreakACapture) {
     memory().free(block);
 }
 
-// Goal: what is cold can be used in place. Method: a device-side copy reads a pool block, which
-// spans chunks, by its own address.
+// Goal: what is cold can be used in place. Method: the device's address of a pool block is its own.
 TEST_F(CudaDeviceTest, DeviceAddressesPoolBlocksByTheirHostAddress) {
     HostPool pool(device(), {.limit_bytes = 64 * kMiB, .grow_in_background = false});
-    const HostBlock low = pool.allocate(2 * kMiB).value();
-    const HostBlock high = pool.allocate(2 * kMiB).value();
-    pool.free(low, {});
-    pool.free(high, {});
-    const HostBlock both = pool.allocate(4 * kMiB).value();
-    ASSERT_EQ(both.address, low.address);
-    ASSERT_TRUE(both.device_visible);
+    const HostBlock block = pool.allocate(4 * kMiB).value();
+    ASSERT_TRUE(block.device_visible);
 
     void* seen = nullptr;
-    check_cuda("pointer", cudaHostGetDevicePointer(&seen, both.address, 0));
-    EXPECT_EQ(seen, both.address);
+    check_cuda("cudaHostGetDevicePointer", cudaHostGetDevicePointer(&seen, block.address, 0));
+    EXPECT_EQ(seen, block.address);
+}
+
+// Goal: the rule that shapes the host pool still holds. Method: a copy over two ranges side by
+// side.
+TEST_F(CudaDeviceTest, CopyBeyondOnePageLockedRangeIsRefused) {
+    constexpr size_t kHalf = 2 * kMiB;
+    auto* const range = static_cast<char*>(std::aligned_alloc(4 * kKiB, 2 * kHalf));
+    std::memset(range, 1, 2 * kHalf);
+    std::string reason;
+    ASSERT_TRUE(device().page_lock(range, kHalf, &reason)) << reason;
+    ASSERT_TRUE(device().page_lock(range + kHalf, kHalf, &reason)) << reason;
+    void* const block = memory().allocate(2 * kHalf, 0);
+
+    EXPECT_THROW(device().copy(CopyDirection::kToDevice, block, range, 2 * kHalf, {}), Error);
+    EXPECT_NO_THROW(device().copy(CopyDirection::kToDevice, block, range, kHalf, {})->wait());
+
+    device().page_unlock(range);
+    device().page_unlock(range + kHalf);
+    memory().free(block);
+    std::free(range);
 }
 
 // Goal: a thread that never touched CUDA is left as it was. Method: the driver's own view of the

@@ -3,6 +3,7 @@
 // The simulation always runs it; CUDA when it is compiled in (TS_WITH_CUDA) and a GPU answers.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <thread>
@@ -197,28 +198,6 @@ TEST_P(DeviceContractTest, RefusedPageLockLeavesNoErrorBehind) {
     device().page_unlock(range);
     EXPECT_TRUE(device().page_lock(range, kRange, &reason)) << reason;
     device().page_unlock(range);
-    memory().free(block);
-    std::free(range);
-}
-
-// Goal: one block may lie in two page-locked ranges, as the host pool's blocks do.
-TEST_P(DeviceContractTest, CopySpansTwoPageLockedRanges) {
-    constexpr size_t kHalf = 2 * kMiB;
-    auto* const range = static_cast<unsigned char*>(std::aligned_alloc(4 * kKiB, 2 * kHalf));
-    const Bytes right = pattern(2 * kHalf, 8);
-    std::memcpy(range, right.data(), 2 * kHalf);
-    std::string reason;
-    ASSERT_TRUE(device().page_lock(range, kHalf, &reason)) << reason;
-    ASSERT_TRUE(device().page_lock(range + kHalf, kHalf, &reason)) << reason;
-    void* const block = make_block(2 * kHalf);
-
-    device().copy(CopyDirection::kToDevice, block, range, 2 * kHalf, {})->wait();
-    std::memset(range, 0, 2 * kHalf);
-    device().copy(CopyDirection::kToHost, range, block, 2 * kHalf, {})->wait();
-
-    EXPECT_EQ(std::memcmp(range, right.data(), 2 * kHalf), 0);
-    device().page_unlock(range);
-    device().page_unlock(range + kHalf);
     memory().free(block);
     std::free(range);
 }

@@ -123,6 +123,29 @@ TEST(SimDeviceTest, PageLockIsRefusedBeyondTheLimit) {
     EXPECT_EQ(device.locked_bytes(), 0u);
 }
 
+// Goal: the simulation refuses what CUDA refuses. Method: two ranges side by side, and copies
+// inside one, across both, and out of one into pageable memory.
+TEST(SimDeviceTest, CopyBeyondOnePageLockedRangeIsRefused) {
+    SimDevice device;
+    Bytes host(300);
+    Bytes block(300);
+    std::string reason;
+    ASSERT_TRUE(device.page_lock(host.data(), 100, &reason));
+    ASSERT_TRUE(device.page_lock(host.data() + 100, 100, &reason));
+    const auto copy = [&](size_t offset, size_t size) {
+        device.copy(CopyDirection::kToDevice, block.data(), host.data() + offset, size, {})->wait();
+        device.copy(CopyDirection::kToHost, host.data() + offset, block.data(), size, {})->wait();
+    };
+    EXPECT_NO_THROW(copy(0, 100));
+    EXPECT_NO_THROW(copy(150, 50));
+    EXPECT_NO_THROW(copy(200, 100));
+    EXPECT_THROW(copy(50, 100), Error);
+    EXPECT_THROW(copy(150, 100), Error);
+    EXPECT_THROW(copy(0, 300), Error);
+    device.page_unlock(host.data());
+    device.page_unlock(host.data() + 100);
+}
+
 TEST(SimDeviceTest, CapturingIsWhatTheTestSays) {
     SimDevice device;
     EXPECT_FALSE(device.is_capturing(0));
