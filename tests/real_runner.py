@@ -1,0 +1,110 @@
+"""Runs scripts plain and with the real extension under a budget, and compares what they print.
+
+A script sees: `torch`, one thread and deterministic; `DEVICE`, "cpu" where CPU tensors play the
+device's, or "cuda"; `evict_all()`, `is_cold(tensor)`, `stats()` and `_C` (None in the plain run),
+which the plain run answers with nothing done; `digest(tensor)`, a hash of its bytes.
+"""
+
+import os
+import pathlib
+import textwrap
+
+import pytest
+import torch
+from script_runner import Result, has_real_extension, run_script
+
+needs_extension = pytest.mark.skipif(
+    not has_real_extension(), reason="trainstream._C is not built for this torch"
+)
+
+
+def on_gpu(*values):
+    """A parameter that needs a GPU, with what it stands for."""
+    no_gpu = pytest.mark.skipif(not os.path.exists("/dev/nvidia0"), reason="there is no GPU here")
+    return pytest.param(*values, marks=[pytest.mark.gpu, no_gpu], id="cuda")
+
+
+# For tests that make sense on both: `@pytest.mark.parametrize("device", DEVICES)`.
+DEVICES = [pytest.param("sim", id="sim"), on_gpu("cuda")]
+
+PRELUDE = """
+import faulthandler, hashlib, os, sys
+faulthandler.enable()
+faulthandler.dump_traceback_later({seconds}, exit=True)
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+import torch, trainstream
+
+DEVICE = {device!r}
+torch.set_num_threads({threads})
+torch.use_deterministic_algorithms(True)
+_C = sys.modules.get("trainstream._C") if trainstream.is_enabled() else None
+is_cold, stats = trainstream.is_cold, trainstream.memory_stats
+
+def evict_all():
+    return 0 if _C is None else _C.evict_all()
+
+def digest(tensor):
+    flat = tensor.detach().contiguous().reshape(-1).clone()
+    raw = bytes(flat.view(torch.uint8).cpu().numpy()) if flat.numel() else b""
+    return hashlib.sha256(repr((tensor.dtype, tensor.shape)).encode() + raw).hexdigest()[:16]
+"""
+
+
+def run_real(
+    folder: pathlib.Path,
+    script: str,
+    conf: str | None,
+    *,
+    device: str = "sim",
+    fresh: bool = False,
+    threads: int = 1,
+    seconds: int = 60,
+    status: int | None = 0,
+) -> Result:
+    """Runs `script` after the prelude, under trainstream where `conf` is not None.
+
+    Args:
+        folder: Where the script is put.
+        script: Its text, indented or not.
+        conf: What follows `device:...` in the configuration, such as "vram:8MiB".
+        device: "sim" or "cuda".
+        fresh: Start a Python of its own; see run_script. Needed where its end is what is tested.
+        threads: Of torch's own.
+        seconds: After so many the script is ended, with the tracebacks of all its threads.
+        status: The exit status expected; None for any.
+    """
+    torch_device = "cpu" if device == "sim" else "cuda"
+    before = PRELUDE.format(seconds=seconds, device=torch_device, threads=threads)
+    variables = {}
+    if conf is not None:
+        variables = {
+            "PYTORCH_TRAINSTREAM": "1",
+            "PYTORCH_TRAINSTREAM_CONF": f"device:{device},{conf}",
+        }
+    result = run_script(
+        folder, before + textwrap.dedent(script), fake=False, fresh=fresh, **variables
+    )
+    if status is not None:
+        assert result.status == status, f"status {result.status}\n{result.stdout}{result.stderr}"
+    return result
+
+
+def run_both(folder: pathlib.Path, script: str, conf: str, **options) -> Result:
+    """Runs `script` plain and under trainstream; both must print the same. Returns the second."""
+    plain = run_real(folder, script, None, **options)
+    under = run_real(folder, script, conf, **options)
+    assert under.stdout == plain.stdout, f"{under.stderr}"
+    assert plain.stdout, "a script that prints nothing compares nothing"
+    return under
+
+
+def exit_numbers(result: Result) -> dict[str, int]:
+    """The numbers of the exit line, which must be the only line of its kind."""
+    lines = [line for line in result.lines() if "evicted=" in line]
+    assert len(lines) == 1, result.stderr
+    pairs = (word.split("=") for word in lines[0].split()[1:])
+    return {key: int(value) for key, value in pairs if value.isdigit()}
+
+
+def torch_at_least(major: int, minor: int) -> bool:
+    return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (major, minor)
