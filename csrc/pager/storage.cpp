@@ -74,7 +74,6 @@ void* Storage::finish_evict(const HostBlock& host) {
     void* block = std::exchange(device_address_, nullptr);
     // Uses so far are ordered before the copy, or do not touch the host block at all.
     streams_.assign({home_});
-    recorded_.clear();
     check_invariants();
     return block;
 }

@@ -85,8 +85,8 @@ public:
     // The order of work on its bytes.
     void used_by(StreamId stream);
     const std::vector<StreamId>& streams() const { return streams_; }
-    /// A stream that the user named (record_stream): its device block is not reused before the work
-    /// that the stream has when the storage is freed.
+    /// A stream that the user named (record_stream), for as long as the storage lives: its device
+    /// block is not reused before the work that the stream has when the storage is freed.
     void record_stream(StreamId stream);
     const std::vector<StreamId>& recorded() const { return recorded_; }
     /// The last copy; `synced` has been made to wait for it.
