@@ -115,4 +115,3 @@ BENCHMARK(BM_HostPoolOnSim)->Arg(1)->Iterations(1)->UseRealTime();
 
 }  // namespace
 }  // namespace trainstream
-

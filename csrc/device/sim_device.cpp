@@ -43,10 +43,10 @@ std::chrono::nanoseconds transfer_time(size_t size_bytes, uint64_t bytes_per_sec
 /// Lock:  none. One thread runs it; `done_` hands its bytes over.
 class SimDevice::Copy final : public EventState {
 public:
-    Copy(SimDevice& device, CopyDirection direction, void* target, const void* source,
-         size_t size_bytes, std::vector<Event> after)
-        : direction_(direction),
-          size_bytes_(size_bytes),
+    Copy(SimDevice& device, CopyDirection copy_direction, void* target, const void* source,
+         size_t copy_bytes, std::vector<Event> after)
+        : direction(copy_direction),
+          size_bytes(copy_bytes),
           device_(device),
           target_(target),
           source_(source),
@@ -72,18 +72,18 @@ public:
         after_.clear();  // Else the events of a long run would hang on one another.
     }
 
-    void move_bytes() { std::memcpy(target_, source_, size_bytes_); }
+    void move_bytes() { std::memcpy(target_, source_, size_bytes); }
 
     void mark_done() {
         done_.store(true, std::memory_order_release);
         done_.notify_all();
     }
 
-    const CopyDirection direction_;
-    const size_t size_bytes_;
-    uint64_t ordinal_ = 0;
-    std::chrono::nanoseconds delay_{0};
-    std::chrono::nanoseconds transfer_{0};
+    const CopyDirection direction;
+    const size_t size_bytes;
+    uint64_t ordinal = 0;
+    std::chrono::nanoseconds delay{0};
+    std::chrono::nanoseconds transfer{0};
 
 private:
     SimDevice& device_;
@@ -164,15 +164,15 @@ Event SimDevice::copy(CopyDirection direction, void* target, const void* source,
     finish_if_forked();
     const bool to_host = direction == CopyDirection::kToHost;
     auto copy = std::make_shared<Copy>(*this, direction, target, source, size_bytes, after);
-    copy->transfer_ = transfer_time(size_bytes, to_host ? options_.to_host_bytes_per_second
-                                                        : options_.to_device_bytes_per_second);
+    copy->transfer = transfer_time(size_bytes, to_host ? options_.to_host_bytes_per_second
+                                                       : options_.to_device_bytes_per_second);
     MutexLock lock(mutex_);
     check_fault(direction, size_bytes);
     check_range(direction, to_host ? target : source, size_bytes);
-    copy->ordinal_ = copies_asked_;
+    copy->ordinal = copies_asked_;
     if (options_.copy_latency_ns_max != 0) {
-        copy->delay_ = std::chrono::nanoseconds{random_of(options_.seed, copy->ordinal_) %
-                                                (options_.copy_latency_ns_max + 1)};
+        copy->delay = std::chrono::nanoseconds{random_of(options_.seed, copy->ordinal) %
+                                               (options_.copy_latency_ns_max + 1)};
     }
     Lane& lane = (*lanes_)[lane_index(direction)];
     lane.queue.push_back(copy);
@@ -235,7 +235,7 @@ void SimDevice::run_lane(CopyDirection direction) {
 
         copy->wait_for_its_events();
         const Clock::time_point start = Clock::now();
-        link_free_at = std::max(link_free_at, start) + copy->delay_ + copy->transfer_;
+        link_free_at = std::max(link_free_at, start) + copy->delay + copy->transfer;
         if (link_free_at > start) {
             std::this_thread::sleep_until(link_free_at);
         }
@@ -250,8 +250,8 @@ void SimDevice::run_lane(CopyDirection direction) {
 }
 
 void SimDevice::count(const Copy& copy, uint64_t busy_ns) {
-    const bool to_host = copy.direction_ == CopyDirection::kToHost;
-    (to_host ? stats_.to_host_bytes : stats_.to_device_bytes) += copy.size_bytes_;
+    const bool to_host = copy.direction == CopyDirection::kToHost;
+    (to_host ? stats_.to_host_bytes : stats_.to_device_bytes) += copy.size_bytes;
     stats_.busy_ns += busy_ns;
 }
 
@@ -269,7 +269,7 @@ void SimDevice::finish_if_forked() {
     // In the order of asking: a copy waits only for earlier ones. The copy that the fork cut off
     // is done again from its start; its source is still whole, since its event was not done.
     std::sort(left.begin(), left.end(),
-              [](const auto& a, const auto& b) { return a->ordinal_ < b->ordinal_; });
+              [](const auto& a, const auto& b) { return a->ordinal < b->ordinal; });
     for (const std::shared_ptr<Copy>& copy : left) {
         copy->wait_for_its_events();
         copy->move_bytes();
