@@ -65,8 +65,8 @@ endif
 # Random walks read TRAINSTREAM_SOAK and run their long form.
 soak: setup-tools build  ## The long form of the random walks
 	@cmake --preset asan >/dev/null && cmake --build --preset asan -- --quiet
-	@TRAINSTREAM_WALK_OPERATIONS=100000 ctest --preset asan -R '[Ww]alk|[Ss]tress' --timeout 3600
-	@TRAINSTREAM_WALK_OPERATIONS=100000 $(PYTHON) -m pytest $(NO_GPU) -k "walk or stress" $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	@TRAINSTREAM_SOAK=1 ctest --preset asan -R '[Ww]alk|[Ss]tress' --timeout 3600
+	@TRAINSTREAM_SOAK=1 $(PYTHON) -m pytest $(NO_GPU) -k "walk or stress" $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 bench: setup-tools  ## The Google Benchmark binaries of bench/
 	@cmake --preset release >/dev/null && cmake --build --preset release -- --quiet

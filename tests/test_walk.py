@@ -9,7 +9,9 @@ import sys
 import pytest
 
 WALK = pathlib.Path(__file__).with_name("walk.py")
-OPERATIONS = int(os.environ.get("TRAINSTREAM_WALK_OPERATIONS", "600"))
+SHORT, LONG = "600", "100000"
+DEFAULT = LONG if os.environ.get("TRAINSTREAM_SOAK") else SHORT
+OPERATIONS = int(os.environ.get("TRAINSTREAM_WALK_OPERATIONS", DEFAULT))
 
 
 def run_walk(device, *options, seed=None):
