@@ -151,6 +151,10 @@ def _choose_device(extension: ModuleType, wanted: config.Config) -> str:
         return "sim"
     if not extension.has_cuda:
         raise errors.no_gpu("this trainstream was built without CUDA")
+    # Torch asks NVML first. Asking the driver would start it, and then children by fork could not
+    # be the first to use CUDA, which plain torch allows.
+    if torch.cuda.device_count() > 0:
+        return "cuda"
     count, reason = extension.cuda_device_count()
     if count == 0:
         raise errors.no_gpu(reason)

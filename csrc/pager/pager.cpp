@@ -45,13 +45,14 @@ void* Pager::allocate(size_t size_bytes, StreamId stream) {
 }
 
 void* Pager::born_cold(size_t size_bytes, StreamId stream) {
-    std::optional<HostBlock> host = host_block_for(size_bytes);
-    if (host.has_value() && !host->device_visible) {
-        host_.free(*host, {});
-        host.reset();
-    }
+    const std::optional<HostBlock> host = host_block_for(size_bytes);
     if (!host.has_value()) {
-        // The budget is ours, the device is the user's: rather past the budget than no run.
+        throw_out_of_memory(size_bytes);
+    }
+    if (!host->device_visible) {
+        // A kernel could not write there. The budget is ours, the device is the user's: rather past
+        // the budget than no run.
+        host_.free(*host, {});
         void* block = memory_.allocate_beyond_budget(size_bytes, stream);
         if (block == nullptr) {
             throw_out_of_memory(size_bytes);

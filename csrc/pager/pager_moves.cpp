@@ -182,8 +182,8 @@ std::optional<HostBlock> Pager::host_block_for(size_t size_bytes) {
     return host;
 }
 
-/// Page-locking takes a millisecond for each 12 MiB, so it belongs to the first steps. Later a copy
-/// that only spares another copy is given up first.
+/// Making page-locked memory takes a millisecond for each 16 MiB, so it belongs to the first steps.
+/// Later a copy that only spares another copy is given up first.
 HostPool::Growth Pager::may_grow_host() const {
     MutexLock lock(mutex_);
     return stats_.steps < kGrowingSteps ? HostPool::Growth::kAllowed : HostPool::Growth::kForbidden;
