@@ -221,7 +221,8 @@ TEST(StorageTest, EachStreamWaitsOnceForACopy) {
 }
 
 // Goal: what a copy has to wait for. Method: streams come once each, and an eviction, which waits
-// for all of them, forgets all but the home. What the user recorded holds until the storage is freed.
+// for all of them, forgets all but the home. What the user recorded holds until the storage is
+// freed.
 TEST(StorageTest, EvictionForgetsTheStreamsThatItWaitedForButNotTheRecordedOnes) {
     Storage storage = storage_in(Residency::kResident);
     storage.used_by(7);
