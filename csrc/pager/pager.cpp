@@ -81,6 +81,7 @@ void Pager::add(const StoragePtr& storage) {
         } else {
             stats_.cold_bytes += storage->size_bytes();
         }
+        check_invariants();
     }
     if (growing) {
         start_watching();
@@ -107,6 +108,7 @@ bool Pager::free(void* address) noexcept {
             stats_.cold_bytes -= storage->size_bytes();
         }
         forget_later(*storage);
+        check_invariants();
     }
     free_blocks(storage);
     sweep();
@@ -371,6 +373,27 @@ bool Pager::residency(const void* address, Residency* residency) const {
 
 bool Pager::may_move() const {
     return watch_.load() == Watch::kOn && !capturing() && !closed_.load();
+}
+
+void Pager::check_invariants() const {
+#ifdef TS_DEBUG_CHECKS
+    size_t on_device = 0;
+    uint64_t cold_bytes = 0;
+    for (const auto& [address, storage] : table_) {
+        TS_ASSERT_EQ(storage->address(), address);
+        TS_ASSERT(!storage->freed);
+        const bool cold = storage->device_address() == nullptr;
+        on_device += cold ? 0 : 1;
+        cold_bytes += cold ? storage->size_bytes() : 0;
+    }
+    for (const auto& [address, block] : map_.blocks()) {
+        TS_ASSERT_EQ(reinterpret_cast<uintptr_t>(block.storage->device_address()), address);
+        on_device += block.storage->freed ? 1 : 0;  // In the middle of its eviction.
+    }
+    TS_ASSERT_EQ(map_.blocks().size(), on_device);
+    // What was freed in the middle of being brought in counts as cold until that has ended.
+    TS_ASSERT(moving_ == 0 ? cold_bytes == stats_.cold_bytes : cold_bytes <= stats_.cold_bytes);
+#endif
 }
 
 void Pager::boundary() {

@@ -141,6 +141,7 @@ private:
     void* born_cold(size_t size_bytes, StreamId stream);
     void add(const StoragePtr& storage);
     bool may_move() const;
+    void check_invariants() const TS_REQUIRES(mutex_);
 
     bool evict(const StoragePtr& storage);
     bool leave(const StoragePtr& storage, void* owner);

@@ -287,6 +287,7 @@ bool Pager::finish_evict(const StoragePtr& storage, void* owner, const HostBlock
             dropped_.emplace_back(host, done);
             swept_.store(false);
         }
+        check_invariants();
     }
     if (block == nullptr) {
         // Its owner gave the bytes to another, or let go of them.
@@ -312,6 +313,7 @@ void Pager::abandon_evict(const StoragePtr& storage, bool owner_is_stale) {
         if (freed || owner_is_stale) {
             forget_later(*storage);
         }
+        check_invariants();
     }
     settled_.notify_all();
     if (freed) {
@@ -385,6 +387,7 @@ void Pager::finish_restore(const Entry& entry, StreamId stream, void* block, con
             ++stats_.restores;
             moved = true;
         }
+        check_invariants();
     }
     if (!moved) {
         memory_.free(block);
@@ -406,6 +409,7 @@ void Pager::cancel_restore(const StoragePtr& storage, bool failed) {
             stats_.cold_bytes -= storage->size_bytes();
             forget_later(*storage);
         }
+        check_invariants();
     }
     settled_.notify_all();
     if (freed) {
