@@ -116,7 +116,7 @@ class Walk:
 
     def view(self):
         pair = self.pick()
-        rows = self.random.randrange(1, pair.tensor.shape[0])
+        rows = self.random.randrange(1, pair.tensor.shape[0] + 1)
         self.pairs.append(Pair(pair.tensor[:rows], pair.twin[:rows]))
 
     def write_slice(self):
