@@ -83,16 +83,25 @@ py::dict stats_of(Pager& pager) {
     result["page_locked_bytes_peak"] = host.locked_bytes;
     result["pageable_bytes"] = host.pageable_bytes;
     result["growths"] = host.growths;
+    result["page_locks"] = host.locks;
     result["lock_ns"] = host.lock_ns;
     result["stall_ns"] = copies.busy_ns;
     result["watching"] = operator_guard::is_watching();
     return result;
 }
 
-/// The numbers of all devices added up.
+/// In a forked child nothing moves, and the parent's threads may have left any lock closed.
+template <typename Function>
+void for_each_pager(const Function& function) {
+    if (!PagerRegistry::instance().forked()) {
+        PagerRegistry::instance().for_each(function);
+    }
+}
+
+/// The numbers of all devices added up; empty in a forked child.
 py::dict stats() {
     py::dict total;
-    PagerRegistry::instance().for_each([&](Pager& pager) {
+    for_each_pager([&](Pager& pager) {
         for (const auto& [key, value] : stats_of(pager)) {
             const bool number =
                 py::isinstance<py::int_>(value) && !py::isinstance<py::bool_>(value);
@@ -108,6 +117,9 @@ py::dict stats() {
 
 bool is_cold(const at::Tensor& tensor) {
     bool cold = false;
+    if (PagerRegistry::instance().forked()) {
+        return false;
+    }
     for_tensor(tensor, [&](Pager& pager, c10::StorageImpl* storage) {
         Residency residency = Residency::kResident;
         const void* address = StorageOwnerPort::instance().address_of(storage);
@@ -138,16 +150,16 @@ void pin_storage(const py::handle& storage, bool for_good) {
 /// Moves everything that may move to the host: for tests and for the impatient.
 uint64_t evict_all() {
     uint64_t bytes = 0;
-    PagerRegistry::instance().for_each([&](Pager& pager) { bytes += pager.evict_all(); });
+    for_each_pager([&](Pager& pager) { bytes += pager.evict_all(); });
     return bytes;
 }
 
 void step_done() {
-    PagerRegistry::instance().for_each([](Pager& pager) { pager.step_done(); });
+    for_each_pager([](Pager& pager) { pager.step_done(); });
 }
 
 void close() {
-    PagerRegistry::instance().for_each([](Pager& pager) { pager.close(); });
+    for_each_pager([](Pager& pager) { pager.close(); });
 }
 
 }  // namespace

@@ -7,9 +7,11 @@
 #include <vector>
 
 #include <ATen/record_function.h>
+#include <c10/core/impl/COW.h>
 
 #include "allocator/current_stream.h"
 #include "allocator/pager_registry.h"
+#include "allocator/torch_compat.h"
 #include "binding/managed_storages.h"
 #include "binding/operator_traits.h"
 
@@ -41,12 +43,18 @@ struct BriefPin {
 /// Owner: its thread. Lock: none.
 struct ThreadState {
     int depth = 0;
+    // Where an operator that leaves_raw began; 0: in none. What it makes, and may fill through
+    // other operators, keeps its place by having no known owner, until a later operator names it.
+    int raw_depth = 0;
     uint64_t boundaries = 0;
     std::vector<PagerPins> pins;
     std::vector<BriefPin> brief;
     std::vector<PagerUses> uses;  // Scratch, kept for its memory.
 
     ~ThreadState() {
+        if (PagerRegistry::instance().forked()) {
+            return;  // The locks are as other threads of the parent left them.
+        }
         for (PagerPins& held : pins) {
             held.pager->end_use(&held.pins);
         }
@@ -119,6 +127,11 @@ void announce(const at::RecordFunction& function, const OperatorTraits* traits,
         } else {
             group.pager->begin_use(group.uses, stream.id(), state.pins_of(group.pager));
         }
+        if (traits != nullptr && traits->keeps_address) {
+            for (const Use& use : group.uses) {
+                group.pager->pin_for_good(use.owner, stream.id());
+            }
+        }
     }
 }
 
@@ -164,6 +177,10 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function
         context = std::make_unique<NotAnOperator>();
     } else {
         ++state.depth;  // Before anything can throw: on_end takes it back.
+        if (state.raw_depth != 0) {
+            return nullptr;
+        }
+        state.raw_depth = traits->leaves_raw ? state.depth : 0;
     }
     announce(function, traits, state);
     return context;
@@ -177,8 +194,14 @@ void on_end(const at::RecordFunction& function, at::ObserverContext* context) {
     if (state.depth == 0) {
         return;  // It began before the fork of this process.
     }
+    const bool makes_raw = state.raw_depth != 0;
+    if (state.raw_depth == state.depth) {
+        state.raw_depth = 0;
+    }
     --state.depth;
-    announce_outputs(function, state);
+    if (!makes_raw) {
+        announce_outputs(function, state);
+    }
     if (state.depth == 0) {
         pass_boundary(state);
     }
@@ -226,15 +249,45 @@ void pin_storage_for_good(Pager& pager, c10::StorageImpl* storage) {
     pager.pin_for_good(storage, stream.id());
 }
 
+/// A forked child moves nothing, so addresses stay right without a pin.
+bool may_pin() { return !PagerRegistry::instance().forked(); }
+
+/// Handing out the address of a lazy clone makes it a storage of its own; better before the pin.
+void end_lazy_clone(c10::StorageImpl* storage) {
+    if (PagerRegistry::instance().find(storage->device()) != nullptr &&
+        c10::impl::cow::is_cow_data_ptr(compat::raw_data_ptr(*storage))) {
+        storage->mutable_data();  // Newer torch has no other way to say it.
+    }
+}
+
+void end_lazy_clone(const at::Tensor& tensor) {
+    if (tensor.defined() && tensor.unsafeGetTensorImpl()->has_storage()) {
+        end_lazy_clone(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+    }
+}
+
 }  // namespace
 
-void pin_briefly(const at::Tensor& tensor) { for_tensor(tensor, &pin_storage_briefly); }
+void pin_briefly(const at::Tensor& tensor) {
+    if (may_pin()) {
+        end_lazy_clone(tensor);
+        for_tensor(tensor, &pin_storage_briefly);
+    }
+}
 
-void pin_for_good(const at::Tensor& tensor) { for_tensor(tensor, &pin_storage_for_good); }
+void pin_for_good(const at::Tensor& tensor) {
+    if (may_pin()) {
+        end_lazy_clone(tensor);
+        for_tensor(tensor, &pin_storage_for_good);
+    }
+}
 
 void pin_storage(const c10::Storage& storage, bool for_good) {
-    for_storage(storage.unsafeGetStorageImpl(),
-                for_good ? &pin_storage_for_good : &pin_storage_briefly);
+    if (may_pin()) {
+        end_lazy_clone(storage.unsafeGetStorageImpl());
+        for_storage(storage.unsafeGetStorageImpl(),
+                    for_good ? &pin_storage_for_good : &pin_storage_briefly);
+    }
 }
 
 }  // namespace trainstream::operator_guard

@@ -8,6 +8,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include <ATen/core/dispatch/Dispatcher.h>
+
 namespace trainstream {
 
 namespace {
@@ -161,7 +163,8 @@ bool touches_nothing(std::string_view name) {
     return kNames.count(name) != 0;
 }
 
-/// Write to arguments that their schemas do not mark. Running statistics, random states.
+/// Write to arguments that their schemas do not mark: running statistics, random states, workspaces
+/// that a backward pass of oneDNN or cuDNN uses up.
 bool writes_silently(std::string_view name) {
     static const NameSet kNames = {"batch_norm",
                                    "native_batch_norm",
@@ -178,13 +181,34 @@ bool writes_silently(std::string_view name) {
                                    "rrelu_with_noise",
                                    "rrelu",
                                    "_thnn_fused_lstm_cell",
+                                   "mkldnn_rnn_layer_backward",
+                                   "_cudnn_rnn_backward",
+                                   "cudnn_batch_norm_backward",
                                    "record_stream"};
     return kNames.count(name) != 0;
+}
+
+/// torch.tensor(list) fills such memory element by element, C++ extensions by kernels of their own;
+/// no operator announces either.
+bool leaves_raw(std::string_view name) { return starts_with_any(name, {"empty", "new_empty"}); }
+
+/// Collectives go on in other threads and streams. A lazy clone shares memory between two storages,
+/// of which neither can be made to point elsewhere.
+bool keeps_address(std::string_view scope, std::string_view name) {
+    return scope == "c10d" || (scope == "aten" && name == "_lazy_clone");
 }
 
 /// Whose schemas are kept right by torch's own tests.
 bool trusted(std::string_view scope) {
     return scope == "aten" || scope == "prims" || scope == "_c10d_functional";
+}
+
+/// Made of other operators, which announce themselves: its own use must not keep cold bytes from
+/// being brought in for them.
+bool is_composite(const c10::FunctionSchema& schema) {
+    const auto found = c10::Dispatcher::singleton().findSchema(schema.operator_name());
+    return found.has_value() &&
+           found->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
 }
 
 UseKind kind_of(std::string_view name, bool only_views) {
@@ -220,6 +244,8 @@ OperatorTraits traits_of_schema(const c10::FunctionSchema& schema) {
     traits.only_views = trusted(scope) && any_view && !any_write;
     traits.writes_all = !trusted(scope) || writes_silently(name);
     traits.kind = trusted(scope) ? kind_of(name, traits.only_views) : UseKind::kBringIn;
+    traits.leaves_raw = scope == "aten" && leaves_raw(name);
+    traits.keeps_address = keeps_address(scope, name);
     return traits;
 }
 
@@ -239,6 +265,9 @@ const OperatorTraits* traits_of(const at::RecordFunction& function) {
     }
     auto& traits = cache[name];
     traits = std::make_unique<OperatorTraits>(traits_of_schema(*schema));
+    if (traits->kind == UseKind::kBringInIfRoom && is_composite(*schema)) {
+        traits->kind = UseKind::kMetadata;
+    }
     return traits.get();
 }
 

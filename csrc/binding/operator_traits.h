@@ -16,9 +16,11 @@ struct OperatorTraits {
     std::string name;
     std::string overload;
     UseKind kind = UseKind::kBringInIfRoom;
-    bool writes_all = false;   // Its schema cannot be trusted to say what it writes.
-    std::vector<bool> writes;  // Of each argument.
-    bool only_views = false;   // Touches no byte.
+    bool writes_all = false;     // Its schema cannot be trusted to say what it writes.
+    std::vector<bool> writes;    // Of each argument.
+    bool only_views = false;     // Touches no byte.
+    bool leaves_raw = false;     // Makes memory for its caller to fill by its address.
+    bool keeps_address = false;  // Uses its arguments' memory after it has ended.
 
     bool writes_argument(size_t i) const { return writes_all || (i < writes.size() && writes[i]); }
 };
