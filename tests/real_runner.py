@@ -28,9 +28,10 @@ def on_gpu(*values):
 DEVICES = [pytest.param("sim", id="sim"), on_gpu("cuda")]
 
 PRELUDE = """
-import faulthandler, hashlib, os, sys
+import faulthandler, hashlib, os, signal, sys
 faulthandler.enable()
-faulthandler.dump_traceback_later({seconds}, exit=True)
+faulthandler.register(signal.SIGALRM, chain=True)
+signal.alarm({seconds})  # Not faulthandler's own watch: a forked child that ends would wait for it.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
 import torch, trainstream
 

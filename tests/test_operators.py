@@ -26,11 +26,6 @@ BUDGETS = {
 
 
 # What is known to go wrong, and where.
-KNOWN = {
-    "numpy_arrays_of_lazy_views": "Tensor.numpy(force=True) of a conjugate view hands out the "
-    "address of a new storage that is not pinned (_edges.py)",
-    "storage_slices": "a slice of a storage keeps the address of the whole, unannounced (_edges.py)",
-}
 
 
 def has(protocol: str, name: str) -> bool:
@@ -103,10 +98,8 @@ def outcomes(tmp_path_factory):
 def parameters():
     for protocol in BUDGETS["sim"]:
         for name in operator_cases.CASES:
-            known = KNOWN.get(name)
-            marks = [pytest.mark.xfail(reason=known)] if known else []
             if has(protocol, name):
-                yield pytest.param(protocol, name, marks=marks)
+                yield pytest.param(protocol, name)
 
 
 @pytest.mark.parametrize(("protocol", "name"), parameters())
