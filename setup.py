@@ -125,6 +125,7 @@ class BuildExtension(cpp_extension.BuildExtension):
     def run(self):
         if "CXX" not in os.environ and os.access(CCACHE_COMPILER, os.X_OK):
             os.environ["CXX"] = CCACHE_COMPILER
+            os.environ["TORCH_NO_COMPILER_WRAPPER"] = "1"  # Later torch puts ccache before ccache.
         os.environ.setdefault("CCACHE_BASEDIR", str(ROOT))  # As in the Makefile.
         os.environ.setdefault("CCACHE_NOHASHDIR", "1")
         os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))

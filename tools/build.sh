@@ -33,7 +33,7 @@ if ! TRAINSTREAM_WERROR=${TRAINSTREAM_WERROR:-1} PYTHONPATH="" \
     "$python" setup.py egg_info build_ext --inplace >"$log" 2>&1; then
     # The compilers' words, or setup.py's: not the commands, and no traceback where both are there.
     grep -v -E ' -c -c |^(running|writing|reading|creating|copying|adding) ' "$log" |
-        sed '/^ninja: build stopped/,$d' | head -100 >&2
+        sed '/^ninja: build stopped/q' | head -100 >&2
     echo "build: failed; everything that was printed is in $log" >&2
     exit 1
 fi
