@@ -1591,7 +1591,7 @@ def main():
     faulthandler.enable()
     faulthandler.dump_traceback_later(200, exit=True)
     torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
     names = [name for name in os.environ.get("CASES", "").split(",") if name] or list(CASES)
     device = os.environ.get("DEVICE", "cpu")
     protocol = os.environ.get("PROTOCOL", "cold")

@@ -163,7 +163,6 @@ print(at_baseline())
     assert run_real(tmp_path, script, "vram:8MiB").stdout == f"True [7.0]\n{EMPTY}"
 
 
-@pytest.mark.xfail(reason="Tensor.tolist() is not announced (_edges.py)")
 def test_reading_into_lists_while_another_thread_evicts(tmp_path):
     script = """
     import threading
@@ -544,7 +543,6 @@ def test_memory_that_python_fills_while_it_runs_operators_stays(tmp_path):
     run_real(tmp_path, script, "vram:6MiB")
 
 
-@pytest.mark.xfail(reason="apply_() pins only up to the next-but-one boundary (_edges.py)")
 def test_function_of_apply_may_compute_with_torch(tmp_path):
     script = """
     x, y = torch.arange(64.0), torch.ones(64)

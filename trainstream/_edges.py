@@ -134,11 +134,27 @@ def _by_caller(for_good: Callable, briefly: Callable) -> Callable:
 
 
 def _patch_memory_of_cpu_tensors(pin: Callable, pin_briefly: Callable) -> None:
-    # The array keeps the address, for as long as anyone keeps the array.
-    _announce(torch.Tensor, "numpy", pin)
-    # Python loops over the elements in place, with no operator that would count as writing.
+    _patch_numpy(pin)
+    # Python loops over the elements in place, with no operator that would count as writing, and
+    # calls a function for each that may use as many operators as it likes.
     for name in ("apply_", "map_", "map2_"):
-        _announce(torch.Tensor, name, pin_briefly)
+        _announce(torch.Tensor, name, pin)
+    # Reads the elements through the bare address while other threads may need room.
+    _announce(torch.Tensor, "tolist", pin_briefly)
+
+
+def _patch_numpy(pin: Callable) -> None:
+    original = torch.Tensor.numpy
+
+    def announced(self, *, force=False):
+        # What `force` stands for, by its own documentation; done here since the array keeps the
+        # address of what comes out, for as long as anyone keeps the array.
+        tensor = self.detach().cpu().resolve_conj().resolve_neg() if force else self
+        if _has_storage(tensor):
+            pin(tensor)
+        return original(tensor)
+
+    torch.Tensor.numpy = hidden_from_compiler(functools.wraps(original)(announced))
 
 
 def _patch_compiled_cpu_kernels(pin_briefly: Callable) -> None:
@@ -198,9 +214,22 @@ def _patch_dlpack(pin: Callable) -> None:
 def _patch_storages(for_good: Callable, briefly: Callable) -> None:
     # Copies from the old memory to the new, without an operator.
     _announce_storage("resize_", briefly)
+    _patch_storage_slices(for_good)
     # Write to the memory without an operator; used by the old file format.
     for name in ("_set_from_file", "_byteswap"):
         _announce_storage(name, briefly)
     # Another process maps the memory, or the memory becomes another storage's.
     for name in ("_share_cuda_", "_share_fd_cpu_", "_share_filename_cpu_", "_swap_data_ptr_"):
         _announce_storage(name, for_good)
+
+
+def _patch_storage_slices(for_good: Callable) -> None:
+    original = torch.UntypedStorage.__getitem__
+
+    def announced(self, *args, **kwargs):
+        # A slice is a storage of its own that keeps an address inside this one.
+        if args and isinstance(args[0], slice):
+            for_good(self)
+        return original(self, *args, **kwargs)
+
+    torch.UntypedStorage.__getitem__ = hidden_from_compiler(functools.wraps(original)(announced))
