@@ -37,7 +37,7 @@ def install(extension: ModuleType, device: str) -> None:
     storage_for_good = _storage_pinner(extension.pin_storage, forever=True)
     storage_briefly = _storage_pinner(extension.pin_storage, forever=False)
     if device == "sim":
-        _patch_memory_of_cpu_tensors(pin, pin_briefly)
+        _patch_memory_of_cpu_tensors(pin)
         _patch_compiled_cpu_kernels(pin_briefly)
         # A plain CPU tensor's address stays right for as long as the tensor lives. So must this.
         tensor_address = _by_caller(pin, pin_briefly)
@@ -133,14 +133,15 @@ def _by_caller(for_good: Callable, briefly: Callable) -> Callable:
     return announce
 
 
-def _patch_memory_of_cpu_tensors(pin: Callable, pin_briefly: Callable) -> None:
+def _patch_memory_of_cpu_tensors(pin: Callable) -> None:
     _patch_numpy(pin)
     # Python loops over the elements in place, with no operator that would count as writing, and
     # calls a function for each that may use as many operators as it likes.
     for name in ("apply_", "map_", "map2_"):
         _announce(torch.Tensor, name, pin)
-    # Reads the elements through the bare address while other threads may need room.
-    _announce(torch.Tensor, "tolist", pin_briefly)
+    # Reads the elements through the bare address while other threads may need room, after a few
+    # operators of its own, which would end a brief pin.
+    _announce(torch.Tensor, "tolist", pin)
 
 
 def _patch_numpy(pin: Callable) -> None:
