@@ -25,9 +25,6 @@ BUDGETS = {
 }
 
 
-# What is known to go wrong, and where.
-
-
 def has(protocol: str, name: str) -> bool:
     """Compiling takes seconds and its operators are those of other cases."""
     return name != "compiled" or protocol in ("cold", "storm")
@@ -95,14 +92,10 @@ def outcomes(tmp_path_factory):
     return outcomes_of
 
 
-def parameters():
-    for protocol in BUDGETS["sim"]:
-        for name in operator_cases.CASES:
-            if has(protocol, name):
-                yield pytest.param(protocol, name)
-
-
-@pytest.mark.parametrize(("protocol", "name"), parameters())
+@pytest.mark.parametrize(
+    ("protocol", "name"),
+    [(p, name) for p in BUDGETS["sim"] for name in operator_cases.CASES if has(p, name)],
+)
 @pytest.mark.parametrize("device", ["sim", on_gpu("cuda")])
 def test_bits_are_those_of_the_plain_run(outcomes, device, protocol, name):
     plain, under = (run[name] for run in outcomes(device, protocol))

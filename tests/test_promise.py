@@ -146,7 +146,7 @@ x = torch.ones(300, 1000)
 def work():
     x.add_(1)
     x.untyped_storage().resize_(x.untyped_storage().size() + 64)  # Pins briefly.
-    x.apply_(lambda value: value + 1)
+    _C.pin_briefly(x)
 
 for _ in range(3):
     t = threading.Thread(target=work)
@@ -160,7 +160,7 @@ del x
 print(at_baseline())
 """
     )
-    assert run_real(tmp_path, script, "vram:8MiB").stdout == f"True [7.0]\n{EMPTY}"
+    assert run_real(tmp_path, script, "vram:8MiB").stdout == f"True [4.0]\n{EMPTY}"
 
 
 def test_reading_into_lists_while_another_thread_evicts(tmp_path):
@@ -228,9 +228,6 @@ def test_forked_child_reads_the_right_bytes_and_says_nothing(tmp_path):
         xs[6].add_(1)
         arrays = [x.numpy()[7, 7] for x in xs]
         del xs[2]
-        optimizer = torch.optim.AdamW([torch.nn.Parameter(xs[0])])
-        optimizer.param_groups[0]["params"][0].grad = torch.ones(300, 1000)
-        optimizer.step()
         print(sums, y[0, 0].item(), arrays == [0, 1, 2, 4, 4, 5, 7, 7, 8, 9], flush=True)
         print(evict_all(), stats(), is_cold(xs[0]), flush=True)
         sys.exit(0)
@@ -255,6 +252,8 @@ def test_fork_while_other_threads_move_storages_leaves_the_child_whole(tmp_path)
     over = threading.Event()
     xs = [torch.full((300, 1000), float(i)) for i in range(8)]
     w = torch.eye(1000)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1)
+    optimizer.step()
 
     def work(mine):
         while not over.is_set():
@@ -268,7 +267,7 @@ def test_fork_while_other_threads_move_storages_leaves_the_child_whole(tmp_path)
         pid = os.fork()
         if pid == 0:
             signal.alarm(20)
-            torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1).step()
+            optimizer.step()
             for i, x in enumerate(xs):
                 assert x.sum().item() == i * 300000 and x.numpy()[7, 7] == i
                 is_cold(x), x.data_ptr()
@@ -585,7 +584,7 @@ def test_storages_freed_in_any_state_and_order_leave_nothing(tmp_path, device):
 import random, weakref
 random.seed(5)
 before = at_baseline()
-for round in range(30):
+for round in range(12):
     kept = []
     for i in range(12):
         x = torch.full((300, 1000), float(i), device=DEVICE)
