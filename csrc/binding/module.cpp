@@ -54,12 +54,10 @@ void sim_faults(uint64_t fail_copy_one_in, uint64_t page_lock_limit_bytes) {
     allocator->device().set_faults({fail_copy_one_in, page_lock_limit_bytes});
 }
 
-py::dict stats_of(Pager& pager) {
-    const PagerStats stats = pager.stats();
-    const HostPoolStats host = pager.host().stats();
-    const CopyStats copies = pager.device().copy_stats();
+py::dict dict_of(const char* device, const PagerStats& stats, const HostPoolStats& host,
+                 const CopyStats& copies) {
     py::dict result;
-    result["device"] = pager.device().name();
+    result["device"] = device;
     result["budget_bytes"] = stats.budget_bytes;
     result["peak_bytes"] = stats.peak_bytes;
     result["resident_bytes"] = stats.resident_bytes;
@@ -90,6 +88,11 @@ py::dict stats_of(Pager& pager) {
     return result;
 }
 
+py::dict stats_of(Pager& pager) {
+    return dict_of(pager.device().name(), pager.stats(), pager.host().stats(),
+                   pager.device().copy_stats());
+}
+
 /// In a forked child nothing moves, and the parent's threads may have left any lock closed.
 template <typename Function>
 void for_each_pager(const Function& function) {
@@ -112,6 +115,10 @@ py::dict stats() {
             }
         }
     });
+    if (total.empty() && !PagerRegistry::instance().forked()) {
+        // No storage yet. Only CUDA's pagers are made with the first one.
+        return dict_of("cuda", {}, {}, {});
+    }
     return total;
 }
 
