@@ -1,6 +1,7 @@
 """A seeded random walk over real tensors under a small budget, each compared with a NumPy twin.
 
     python tests/walk.py --operations 2000 --seed 7 --device sim|cuda [--threads 2] [--faults]
+                         [--storm] [--ram 40MiB] [--small] [--verify]
 
 Values are small whole numbers in float32, so that sums and products are exact and one order of
 additions is as good as another. Every comparison is bit for bit; at the end all is freed and every
@@ -8,65 +9,104 @@ counter of bytes must be back at zero. The seed is printed first; exit status 1 
 """
 
 import argparse
+import copy
 import ctypes
+import faulthandler
 import gc
 import os
 import random
 import sys
 import threading
 
-BUDGET = "48MiB"
-SIDES = (512, 640, 1024)  # 1 MiB, 1.6 MiB and 4 MiB in float32: all managed.
 LARGEST = 2.0**20  # Beyond it values are folded back, so that matmul stays below 2**24.
+# Edges of the squares, and the budget. Large: 1 MiB, 1.6 MiB and 4 MiB, as managed by default.
+# Small: 6 KiB to 36 KiB, for ten times as many operations (simulation only).
+SIDES, BUDGET, SETTINGS = (512, 640, 1024), "48MiB", ""
+SMALL_SIDES, SMALL_BUDGET, SMALL_SETTINGS = (40, 64, 96), "400KiB", ",min_storage:4KiB"
+PAIRS_MAX = 24
+ALIASES_MAX = 3  # Their storages stay on the device for good.
 
 
-def switch_on(device, seed):
+def switch_on(options):
+    global SIDES, BUDGET, SETTINGS
+    if options.small:
+        SIDES, BUDGET, SETTINGS = SMALL_SIDES, SMALL_BUDGET, SMALL_SETTINGS
+    conf = f"vram:{BUDGET},device:{options.device},verify:{int(options.verify)}{SETTINGS}"
+    conf += f",ram:{options.ram}" if options.ram else ""
     os.environ["PYTORCH_TRAINSTREAM"] = "1"
-    os.environ["PYTORCH_TRAINSTREAM_CONF"] = f"vram:{BUDGET},device:{device}"
-    print(f"walk: seed {seed}, device {device}, budget {BUDGET}", flush=True)
+    os.environ["PYTORCH_TRAINSTREAM_CONF"] = conf
+    print(f"walk: seed {options.seed}, {conf}", flush=True)
 
 
 class Pair:
-    """A tensor and the NumPy array that must always equal it."""
+    """A tensor and the NumPy array that must always equal it.
 
-    def __init__(self, tensor, twin):
-        self.tensor, self.twin = tensor, twin
+    `alias`, where there is one, is the same memory by an address that torch gave away.
+    """
+
+    def __init__(self, tensor, twin, alias=None):
+        self.tensor, self.twin, self.alias = tensor, twin, alias
 
 
 class Walk:
-    """One thread's walk: its own pairs, and operations on them in random order."""
+    """One thread's walk: its own pairs, and operations on them in random order.
 
-    def __init__(self, seed, device, shared):
+    Args:
+        seed: Of this walk.
+        device: "sim" or "cuda".
+        shared: Pairs that every thread reads and none writes.
+        mine: A part, this thread's alone, of a storage of which other threads write the rest.
+    """
+
+    def __init__(self, seed, device, shared, mine=None):
         self.random = random.Random(seed)
         self.device = "cuda" if device == "cuda" else "cpu"
-        self.pairs, self.shared, self.compared = [], shared, 0
+        self.pairs, self.shared, self.mine = [], shared, mine
+        self.compared = self.exhausted = 0
 
-    def run(self, operations):
+    def run(self, operations, forks=False, faults=False):
         steps = [self.make] * 5 + [self.free] * 4 + [self.add, self.multiply, self.copy] * 3
         steps += [self.view, self.write_slice, self.transposed, self.matmul, self.compare] * 3
-        steps += [self.resize, self.set, self.swap_data, self.write_raw, self.evict, self.stack]
-        steps += [self.read_shared, self.clone, self.cast, self.index]
+        steps += [self.resize, self.set, self.swap_data, self.write_raw, self.evict, self.stack] * 2
+        steps += [self.read_shared, self.clone, self.cast, self.index, self.refill, self.foreach]
+        steps += [self.lazy_clone, self.differentiate, self.deepcopy, self.keep_alias]
+        steps += [self.write_alias, self.write_mine, self.write_mine_in_place, self.multiply_mine]
         for _ in range(operations):
-            if len(self.pairs) > 24:
+            if len(self.pairs) > PAIRS_MAX:
                 self.free()
-            step = self.random.choice(steps)
-            step()
+            try:
+                self.random.choice(steps)()
+            except torch.OutOfMemoryError:
+                self.make_room()
+            if forks and self.random.random() < 0.01:
+                self.fork()
+            if faults and self.random.random() < 0.01:
+                extension.sim_faults(self.random.choice((0, 1, 2, 7)), 2**63)
         while self.pairs:
             self.check(self.pairs.pop())
+        self.check(self.mine)
+
+    def make_room(self):
+        """An operation that allocates does so before it changes anything, so twins stay right."""
+        self.exhausted += 1
+        self.random.shuffle(self.pairs)
+        del self.pairs[len(self.pairs) // 2 :]
 
     def pick(self, side=None):
         found = [p for p in self.pairs if side is None or p.tensor.shape == (side, side)]
         return self.random.choice(found) if found else self.make(side)
 
+    def keep(self, tensor, twin, alias=None):
+        self.pairs.append(Pair(tensor, twin, alias))
+        return self.pairs[-1]
+
     def make(self, side=None):
         side = side or self.random.choice(SIDES)
         modulus, offset = self.random.randrange(2, 97), self.random.randrange(50)
         twin = ((numpy.arange(side * side) + offset) % modulus).astype(numpy.float32)
-        twin = twin.reshape(side, side)
         numbers = torch.arange(side * side, device=self.device)
         tensor = numbers.add_(offset).remainder_(modulus).to(torch.float32).view(side, side)
-        self.pairs.append(Pair(tensor, twin))
-        return self.pairs[-1]
+        return self.keep(tensor, twin.reshape(side, side))
 
     def free(self):
         if self.pairs:
@@ -74,22 +114,31 @@ class Walk:
 
     def check(self, pair):
         self.compared += 1
-        got = pair.tensor.detach().cpu().numpy()
-        if got.shape != pair.twin.shape or not numpy.array_equal(got, pair.twin):
+        if self.device == "cpu":
+            got = torch.empty(pair.tensor.shape, device=self.device).copy_(pair.tensor).numpy()
+        else:
+            got = pair.tensor.detach().cpu().numpy()
+        if got.shape != pair.twin.shape or got.tobytes() != pair.twin.tobytes():
             raise SystemExit(f"walk: tensor {tuple(got.shape)} differs from its twin")
+        if pair.alias is not None and not (pair.alias == pair.tensor).all().item():
+            raise SystemExit(f"walk: an alias of tensor {tuple(got.shape)} differs from it")
 
     def fold(self, pair):
         if numpy.abs(pair.twin).max() > LARGEST:
             pair.tensor.fmod_(7.0)
             numpy.fmod(pair.twin, numpy.float32(7), out=pair.twin)
+        pair.tensor.add_(0.0)  # No negative zero: its bits depend on the order of operations.
+        pair.twin += numpy.float32(0)
+
+    # --- Writes in place ---
 
     def add(self):
         a = self.pick()
         b = self.pick(a.tensor.shape[0]) if a.tensor.shape[0] == a.tensor.shape[-1] else a
         if b.tensor.shape == a.tensor.shape:
-            other = b.twin.copy()
-            a.tensor.add_(b.tensor.clone() if b is a else b.tensor)
-            a.twin += other
+            addend = b.tensor.clone()
+            a.tensor.add_(addend)
+            a.twin += b.twin.copy()
             self.fold(a)
 
     def multiply(self):
@@ -99,25 +148,10 @@ class Walk:
         self.fold(pair)
 
     def copy(self):
-        a = self.pick()
-        b = self.pick()
+        a, b = self.pick(), self.pick()
         if a.tensor.shape == b.tensor.shape:
             a.tensor.copy_(b.tensor.clone())
             a.twin[...] = b.twin.copy()
-
-    def clone(self):
-        pair = self.pick()
-        self.pairs.append(Pair(pair.tensor.clone(), pair.twin.copy()))
-
-    def cast(self):
-        pair = self.pick()
-        tensor = pair.tensor.to(torch.float64).to(torch.float32)
-        self.pairs.append(Pair(tensor, pair.twin.copy()))
-
-    def view(self):
-        pair = self.pick()
-        rows = self.random.randrange(1, pair.tensor.shape[0] + 1)
-        self.pairs.append(Pair(pair.tensor[:rows], pair.twin[:rows]))
 
     def write_slice(self):
         pair, value = self.pick(), float(self.random.randrange(9))
@@ -131,49 +165,125 @@ class Walk:
         pair.twin.T[...] += numpy.float32(1)
         self.fold(pair)
 
+    def foreach(self):
+        pairs = [self.clone_of_its_own() for _ in range(self.random.randrange(2, 6))]
+        torch._foreach_add_([p.tensor for p in pairs], 3.0)
+        torch._foreach_mul_([p.tensor for p in pairs], 2.0)
+        for pair in pairs:
+            pair.twin += numpy.float32(3)
+            pair.twin *= numpy.float32(2)
+            self.fold(pair)
+
+    def write_mine(self):
+        addend = self.make(SIDES[0])
+        self.mine.tensor.add_(addend.tensor)
+        self.mine.twin += addend.twin
+        self.fold(self.mine)
+
+    def write_mine_in_place(self):
+        """By an operator that leaves cold bytes where they are."""
+        rows = self.random.sample(range(SIDES[0]), 9)
+        source = torch.ones(9, SIDES[0], device=self.device)
+        self.mine.tensor.index_add_(0, torch.tensor(rows, device=self.device), source)
+        self.mine.twin[rows] += numpy.float32(1)
+
+    # --- New tensors ---
+
+    def clone(self):
+        pair = self.pick()
+        return self.keep(pair.tensor.clone(), pair.twin.copy())
+
+    def clone_of_its_own(self):
+        return self.clone()
+
+    def deepcopy(self):
+        pair = self.pick()
+        self.keep(copy.deepcopy(pair.tensor), pair.twin.copy())
+
+    def cast(self):
+        pair = self.pick()
+        tensor = pair.tensor.to(torch.float64).to(torch.float32)
+        self.keep(tensor, pair.twin.copy())
+
+    def view(self):
+        pair = self.pick()
+        rows = self.random.randrange(pair.tensor.shape[0]) + 1
+        self.keep(pair.tensor[:rows], pair.twin[:rows])
+
     def matmul(self):
         side = self.random.choice(SIDES)
         a, b = self.pick(side), self.pick(side)
         left, right = a.tensor.fmod(3.0), b.tensor.fmod(3.0)
         product = numpy.fmod(a.twin, numpy.float32(3)) @ numpy.fmod(b.twin, numpy.float32(3))
-        self.pairs.append(Pair(left @ right, product))
-        self.fold(self.pairs[-1])
+        self.fold(self.keep(left @ right, product))
+
+    def multiply_mine(self):
+        """By an operator that wants its inputs on the device."""
+        twin = numpy.fmod(self.mine.twin[:16], numpy.float32(3))
+        other = numpy.fmod(self.shared[0].twin, numpy.float32(3))
+        left, right = self.mine.tensor[:16].fmod(3.0), self.shared[0].tensor.fmod(3.0)
+        self.fold(self.keep(left @ right, twin @ other))
+        torch.mm(self.mine.tensor, self.shared[0].tensor)
 
     def stack(self):
         pair = self.pick()
-        self.pairs.append(
-            Pair(torch.cat([pair.tensor, pair.tensor]), numpy.tile(pair.twin, (2, 1)))
-        )
+        self.keep(torch.cat([pair.tensor, pair.tensor]), numpy.tile(pair.twin, (2, 1)))
 
     def index(self):
         pair = self.pick()
         rows = [self.random.randrange(pair.tensor.shape[0]) for _ in range(300)]
         where = torch.tensor(rows, device=self.device)
-        self.pairs.append(Pair(pair.tensor.index_select(0, where), pair.twin[rows]))
+        self.keep(pair.tensor.index_select(0, where), pair.twin[rows])
 
-    def compare(self):
-        self.check(self.pick())
+    def lazy_clone(self):
+        pair = self.clone_of_its_own()
+        other = self.keep(torch._lazy_clone(pair.tensor), pair.twin.copy())
+        for one in self.random.choice(((pair, other), (other, pair), (other,), ())):
+            one.tensor.add_(1.0)
+            one.twin += numpy.float32(1)
+
+    def differentiate(self):
+        pair = self.pick()
+        leaf = pair.tensor.detach().fmod(9.0).requires_grad_()
+        loss = (leaf * leaf).sum()
+        if self.random.random() < 0.5:
+            self.evict()
+        loss.backward()
+        twin = numpy.fmod(pair.twin, numpy.float32(9)) * numpy.float32(2)
+        self.fold(self.keep(leaf.grad, twin))
+
+    # --- Storages that change ---
 
     def resize(self):
         pair = self.clone_of_its_own()
-        rows = self.random.randrange(1, pair.tensor.shape[0] + 1)
+        rows = self.random.randrange(pair.tensor.shape[0]) + 1
         pair.tensor.resize_(rows, pair.tensor.shape[1])
         pair.twin = pair.twin[:rows].copy()
 
-    def clone_of_its_own(self):
-        self.clone()
-        return self.pairs[-1]
+    def refill(self):
+        pair = self.clone_of_its_own()
+        self.pairs.remove(pair)  # Without bytes while the storage is empty.
+        storage, source = pair.tensor.untyped_storage(), pair.tensor.clone()
+        size = storage.size()
+        storage.resize_(0)
+        self.make()
+        storage.resize_(size)
+        pair.tensor.copy_(source)
+        self.pairs.append(pair)
 
     def set(self):
         pair = self.pick()
         window = torch.empty(0, device=self.device)
         window.set_(pair.tensor)
-        self.pairs.append(Pair(window, pair.twin))
+        self.keep(window, pair.twin)
 
     def swap_data(self):
         a, b = self.pick(), self.pick()
         a.tensor.data, b.tensor.data = b.tensor.data, a.tensor.data
         a.twin, b.twin = b.twin, a.twin
+        a.alias, b.alias = b.alias, a.alias
+
+    # --- Addresses ---
 
     def write_raw(self):
         pair = self.clone_of_its_own()
@@ -185,6 +295,26 @@ class Walk:
             torch.from_dlpack(pair.tensor).view(-1)[:8] = value
         pair.twin.reshape(-1)[:8] = value
 
+    def keep_alias(self):
+        if sum(pair.alias is not None for pair in self.pairs) < ALIASES_MAX:
+            pair = self.clone_of_its_own()
+            if self.device == "cpu" and self.random.random() < 0.5:
+                pair.alias = torch.from_numpy(pair.tensor.numpy())
+            else:
+                pair.alias = torch.from_dlpack(pair.tensor)
+
+    def write_alias(self):
+        for pair in self.pairs:
+            if pair.alias is not None:
+                row = self.random.randrange(pair.tensor.shape[0])
+                pair.alias[row] = 5.0
+                pair.twin[row] = 5.0
+
+    # --- All the rest ---
+
+    def compare(self):
+        self.check(self.random.choice((self.pick(), self.mine)))
+
     def evict(self):
         extension.evict_all()
 
@@ -194,33 +324,67 @@ class Walk:
         if total != float(pair.twin.sum(dtype=numpy.float64)):
             raise SystemExit("walk: a shared tensor differs from its twin")
 
+    def fork(self):
+        """The child reads and writes what it inherits, and moves nothing."""
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                for pair in self.pairs[:6]:
+                    pair.tensor.add_(1.0)
+                    pair.twin += numpy.float32(1)
+                    pair.alias = None
+                    pair.twin += numpy.float32(0)
+                    pair.tensor.add_(0.0)
+                for pair in self.pairs[6:9]:
+                    self.check(pair)
+                status = 0
+            finally:
+                os._exit(status)
+        if os.waitpid(pid, 0)[1] != 0:
+            raise SystemExit("walk: a forked child saw other bytes or failed")
+
 
 def walk(options):
-    """Returns the number of comparisons. Raises SystemExit on a difference."""
+    """Returns the numbers of comparisons and of exhausted memory. SystemExit on a difference."""
     shared_maker = Walk(options.seed, options.device, [])
-    shared = [shared_maker.make() for _ in range(4)]
-    walks = [Walk(options.seed + i, options.device, shared) for i in range(options.threads)]
+    shared = [shared_maker.make(SIDES[0])] + [shared_maker.make() for _ in range(3)]
+    side, walks = SIDES[0], []
+    common = torch.zeros(options.threads * side, side, device=shared_maker.device)
+    for i in range(options.threads):
+        part = Pair(common[i * side : (i + 1) * side], numpy.zeros((side, side), numpy.float32))
+        walks.append(Walk(options.seed + i, options.device, shared, part))
     share = options.operations // options.threads
-    failures = []
+    forks = options.device == "sim" and options.threads == 1
+    failures, over = [], threading.Event()
 
     def run(one):
         try:
-            one.run(share)
+            one.run(share, forks, options.faults)
         except BaseException as failure:  # A thread's SystemExit would be lost.
             failures.append(failure)
 
+    def storm():
+        while options.storm and not over.is_set():
+            extension.evict_all()
+
     threads = [threading.Thread(target=run, args=(one,)) for one in walks]
-    for thread in threads:
+    storming = threading.Thread(target=storm)
+    for thread in [*threads, storming]:
         thread.start()
     for thread in threads:
         thread.join()
+    over.set()
+    storming.join()
     if failures:
         raise failures[0]
-    return sum(one.compared for one in walks)
+    return sum(one.compared for one in walks), sum(one.exhausted for one in walks)
 
 
 def check_baseline():
     gc.collect()
+    for _ in range(3):
+        torch.ones(1).add_(1)  # Brief pins end at boundaries.
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
         torch._C._cuda_clearCublasWorkspaces()  # They are storages of ours too.
@@ -237,29 +401,38 @@ def parse_command_line():
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
     parser.add_argument("--device", choices=("sim", "cuda"), default="sim")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--faults", action="store_true", help="one copy in seven is refused (sim)")
+    parser.add_argument("--faults", action="store_true", help="copies are refused at times (sim)")
+    parser.add_argument("--storm", action="store_true", help="another thread evicts all the time")
+    parser.add_argument("--ram", help="so little host memory that it runs out at times")
+    parser.add_argument(
+        "--small", action="store_true", help="small storages, many operations (sim)"
+    )
+    parser.add_argument("--verify", action="store_true", help="no write may go unnoticed")
     return parser.parse_args()
 
 
 def main(options):
+    compared, exhausted = walk(options)
     if options.faults:
-        extension.sim_faults(7, 2**63)
-    compared = walk(options)
+        extension.sim_faults(0, 2**63)
     stats = check_baseline()
-    moved = {key: stats[key] >> 20 for key in ("evicted_bytes", "restored_bytes", "in_place_bytes")}
+    if stats["verify_faults"]:
+        raise SystemExit(f"walk: {stats['verify_faults']} writes were not announced")
+    moved = {key: stats[key] >> 10 for key in ("evicted_bytes", "restored_bytes", "in_place_bytes")}
     print(
         f"walk: {options.operations} operations, {compared} comparisons, no difference; "
-        f"MiB {moved}, moves refused {stats['failures']}"
+        f"KiB {moved}, moves refused {stats['failures']}, memory exhausted {exhausted}"
     )
     return 0
 
 
 if __name__ == "__main__":
     choices = parse_command_line()
-    switch_on(choices.device, choices.seed)
+    switch_on(choices)
     import numpy
     import torch
 
+    faulthandler.enable()
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = False
     from trainstream import _C as extension
