@@ -18,24 +18,25 @@ import random
 import sys
 import threading
 
+import numpy
+import torch
+
+import trainstream
+
 LARGEST = 2.0**20  # Beyond it values are folded back, so that matmul stays below 2**24.
-# Edges of the squares, and the budget. Large: 1 MiB, 1.6 MiB and 4 MiB, as managed by default.
-# Small: 6 KiB to 36 KiB, for ten times as many operations (simulation only).
-SIDES, BUDGET, SETTINGS = (512, 640, 1024), "48MiB", ""
-SMALL_SIDES, SMALL_BUDGET, SMALL_SETTINGS = (40, 64, 96), "400KiB", ",min_storage:4KiB"
 PAIRS_MAX = 24
 ALIASES_MAX = 3  # Their storages stay on the device for good.
 
 
-def switch_on(options):
-    global SIDES, BUDGET, SETTINGS
-    if options.small:
-        SIDES, BUDGET, SETTINGS = SMALL_SIDES, SMALL_BUDGET, SMALL_SETTINGS
-    conf = f"vram:{BUDGET},device:{options.device},verify:{int(options.verify)}{SETTINGS}"
-    conf += f",ram:{options.ram}" if options.ram else ""
-    os.environ["PYTORCH_TRAINSTREAM"] = "1"
-    os.environ["PYTORCH_TRAINSTREAM_CONF"] = conf
-    print(f"walk: seed {options.seed}, {conf}", flush=True)
+class Scale:
+    """Large: 1 MiB, 1.6 MiB and 4 MiB, all managed by default. Small: 6 KiB to 36 KiB, for ten
+    times as many operations (simulation only).
+    """
+
+    def __init__(self, small):
+        self.sides = (40, 64, 96) if small else (512, 640, 1024)
+        self.budget = "400KiB" if small else "48MiB"
+        self.min_storage = 2**12 if small else 2**20
 
 
 class Pair:
@@ -58,8 +59,8 @@ class Walk:
         mine: A part, this thread's alone, of a storage of which other threads write the rest.
     """
 
-    def __init__(self, seed, device, shared, mine=None):
-        self.random = random.Random(seed)
+    def __init__(self, seed, scale, device, shared=(), mine=None):
+        self.random, self.scale = random.Random(seed), scale
         self.device = "cuda" if device == "cuda" else "cpu"
         self.pairs, self.shared, self.mine = [], shared, mine
         self.compared = self.exhausted = 0
@@ -101,7 +102,7 @@ class Walk:
         return self.pairs[-1]
 
     def make(self, side=None):
-        side = side or self.random.choice(SIDES)
+        side = side or self.random.choice(self.scale.sides)
         modulus, offset = self.random.randrange(2, 97), self.random.randrange(50)
         twin = ((numpy.arange(side * side) + offset) % modulus).astype(numpy.float32)
         numbers = torch.arange(side * side, device=self.device)
@@ -113,15 +114,19 @@ class Walk:
             self.check(self.pairs.pop(self.random.randrange(len(self.pairs))))
 
     def check(self, pair):
+        """By parts that are not managed themselves: there may be no room."""
         self.compared += 1
-        if self.device == "cpu":
-            got = torch.empty(pair.tensor.shape, device=self.device).copy_(pair.tensor).numpy()
-        else:
-            got = pair.tensor.detach().cpu().numpy()
-        if got.shape != pair.twin.shape or got.tobytes() != pair.twin.tobytes():
-            raise SystemExit(f"walk: tensor {tuple(got.shape)} differs from its twin")
-        if pair.alias is not None and not (pair.alias == pair.tensor).all().item():
-            raise SystemExit(f"walk: an alias of tensor {tuple(got.shape)} differs from it")
+        tensor, twin = pair.tensor.detach(), pair.twin
+        rows = (self.scale.min_storage - 1) // (4 * tensor.shape[1])
+        same = tensor.shape == twin.shape
+        for i in range(0, len(twin), rows):
+            part = torch.empty_like(tensor[i : i + rows], memory_format=torch.contiguous_format)
+            got = part.copy_(tensor[i : i + rows]).cpu().numpy()
+            same = same and got.tobytes() == twin[i : i + rows].tobytes()
+        if not same:
+            raise SystemExit(f"walk: tensor {tuple(tensor.shape)} differs from its twin")
+        if pair.alias is not None and not torch.equal(pair.alias, tensor):
+            raise SystemExit(f"walk: an alias of tensor {tuple(tensor.shape)} differs from it")
 
     def fold(self, pair):
         if numpy.abs(pair.twin).max() > LARGEST:
@@ -175,15 +180,15 @@ class Walk:
             self.fold(pair)
 
     def write_mine(self):
-        addend = self.make(SIDES[0])
+        addend = self.make(self.scale.sides[0])
         self.mine.tensor.add_(addend.tensor)
         self.mine.twin += addend.twin
         self.fold(self.mine)
 
     def write_mine_in_place(self):
         """By an operator that leaves cold bytes where they are."""
-        rows = self.random.sample(range(SIDES[0]), 9)
-        source = torch.ones(9, SIDES[0], device=self.device)
+        rows = self.random.sample(range(self.scale.sides[0]), 9)
+        source = torch.ones(9, self.scale.sides[0], device=self.device)
         self.mine.tensor.index_add_(0, torch.tensor(rows, device=self.device), source)
         self.mine.twin[rows] += numpy.float32(1)
 
@@ -211,7 +216,7 @@ class Walk:
         self.keep(pair.tensor[:rows], pair.twin[:rows])
 
     def matmul(self):
-        side = self.random.choice(SIDES)
+        side = self.random.choice(self.scale.sides)
         a, b = self.pick(side), self.pick(side)
         left, right = a.tensor.fmod(3.0), b.tensor.fmod(3.0)
         product = numpy.fmod(a.twin, numpy.float32(3)) @ numpy.fmod(b.twin, numpy.float32(3))
@@ -347,13 +352,14 @@ class Walk:
 
 def walk(options):
     """Returns the numbers of comparisons and of exhausted memory. SystemExit on a difference."""
-    shared_maker = Walk(options.seed, options.device, [])
-    shared = [shared_maker.make(SIDES[0])] + [shared_maker.make() for _ in range(3)]
-    side, walks = SIDES[0], []
-    common = torch.zeros(options.threads * side, side, device=shared_maker.device)
+    scale = Scale(options.small)
+    side, walks = scale.sides[0], []
+    maker = Walk(options.seed, scale, options.device)
+    shared = [maker.make(side)] + [maker.make() for _ in range(3)]
+    common = torch.zeros(options.threads * side, side, device=maker.device)
     for i in range(options.threads):
         part = Pair(common[i * side : (i + 1) * side], numpy.zeros((side, side), numpy.float32))
-        walks.append(Walk(options.seed + i, options.device, shared, part))
+        walks.append(Walk(options.seed + i, scale, options.device, shared, part))
     share = options.operations // options.threads
     forks = options.device == "sim" and options.threads == 1
     failures, over = [], threading.Event()
@@ -426,15 +432,21 @@ def main(options):
     return 0
 
 
-if __name__ == "__main__":
-    choices = parse_command_line()
-    switch_on(choices)
-    import numpy
-    import torch
+def switch_on(options):
+    scale = Scale(options.small)
+    keys = {"vram": scale.budget, "min_storage": scale.min_storage, "verify": options.verify}
+    keys |= {"ram": options.ram} if options.ram else {}
+    print(f"walk: seed {options.seed}, device {options.device}, {keys}", flush=True)
+    trainstream.enable(device=options.device, **keys)
+    from trainstream import _C
 
+    return _C
+
+
+if __name__ == "__main__":
     faulthandler.enable()
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = False
-    from trainstream import _C as extension
-
+    choices = parse_command_line()
+    extension = switch_on(choices)
     sys.exit(main(choices))
