@@ -57,7 +57,8 @@ def test_numpy_is_announced_once_however_it_is_reached(tmp_path):
         "np.add(x.numpy(), 1)": "pin",
         "np.from_dlpack(x)": "pin",
         "x.clone().requires_grad_().numpy()": "pin RuntimeError",
-        "x.tolist()": "",
+        "x.numpy(force=True)": "pin",
+        "x.tolist()": "pin",
         "torch.from_numpy(np.ones(3))": "",
     }
     probe(tmp_path, "import numpy as np", expected)
@@ -83,8 +84,10 @@ def test_storages_are_announced(tmp_path):
         "torch.ones(4).share_memory_()": "pin_storage:good",
         "torch.ones(4).untyped_storage()._share_filename_cpu_()": "pin_storage:good",
         "x.untyped_storage().byteswap(torch.float32)": "pin_storage:briefly",
-        "x.clone().apply_(lambda v: v + 1)": "pin_briefly",
-        "x.clone().map_(x, lambda a, b: a + b)": "pin_briefly",
+        "torch.ones(4).untyped_storage()[1:3]": "pin_storage:good",
+        "torch.ones(4).untyped_storage()[1]": "",
+        "x.clone().apply_(lambda v: v + 1)": "pin",
+        "x.clone().map_(x, lambda a, b: a + b)": "pin",
     }
     probe(tmp_path, "", expected)
 
