@@ -20,6 +20,9 @@ constexpr int kWarmUpBoundaries = 256;
 // Steps without a move after which a run counts as one that fits.
 constexpr uint64_t kQuietSteps = 2;
 
+/// Storages that this thread has in transition, of all pagers.
+thread_local int t_moves = 0;
+
 /// Only a broken device refuses an event; the block that waits for it is lost.
 void say_lost(const std::exception& error) { std::fprintf(stderr, "%s\n", error.what()); }
 
@@ -229,6 +232,7 @@ StoragePtr Pager::settled(void* owner) {
 }
 
 void Pager::wait_for_transition(const StoragePtr& storage) {
+    TS_ASSERT_EQ(t_moves, 0);
     // The thread that moves it may need the GIL, and taking the GIL back needs our lock open.
     mutex_.unlock();
     void* token = port_.begin_blocking();
@@ -373,6 +377,19 @@ bool Pager::residency(const void* address, Residency* residency) const {
 
 bool Pager::may_move() const {
     return watch_.load() == Watch::kOn && !capturing() && !closed_.load();
+}
+
+void Pager::begin_move() {
+    ++moving_;
+    ++t_moves;
+    TS_ASSERT_LE(t_moves, 2);  // An eviction inside a restore.
+}
+
+void Pager::end_move() {
+    TS_ASSERT_GT(moving_, 0u);
+    TS_ASSERT_GT(t_moves, 0);
+    --moving_;
+    --t_moves;
 }
 
 void Pager::check_invariants() const {

@@ -63,9 +63,8 @@ struct Use {
 };
 
 /// Owner: the allocator, one for each device; lives as long as the process.
-/// Lock:  `mutex_` of rank kPager guards the table and every Storage. Copies, allocations, waits
-/// and
-///        calls of OwnerPort that may free or block happen with it open; a storage in transition
+/// Lock:  `mutex_` of rank kPager guards the table and every Storage. It is open during copies,
+///        allocations, waits and calls of OwnerPort that may free or block; a storage in transition
 ///        (kEvicting, kRestoring) belongs to the thread that moves it.
 ///
 /// Invariants, checked in debug builds after each move:
@@ -142,6 +141,8 @@ private:
     void add(const StoragePtr& storage);
     bool may_move() const;
     void check_invariants() const TS_REQUIRES(mutex_);
+    void begin_move() TS_REQUIRES(mutex_);
+    void end_move() TS_REQUIRES(mutex_);
 
     bool evict(const StoragePtr& storage);
     bool leave(const StoragePtr& storage, void* owner);

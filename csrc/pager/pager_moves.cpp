@@ -108,7 +108,7 @@ bool Pager::evict(const StoragePtr& storage) {
             return false;
         }
         storage->begin_evict();
-        ++moving_;
+        begin_move();
         owner = storage->owner;
     }
     if (!port_.hold(owner)) {
@@ -277,7 +277,7 @@ bool Pager::finish_evict(const StoragePtr& storage, void* owner, const HostBlock
             table_.erase(from);
             map_.erase(from);
             block = storage->finish_evict(host);
-            --moving_;
+            end_move();
             storage->set_ready(std::move(done), storage->home());
             table_.emplace(host.address, storage);
             stats_.cold_bytes += storage->size_bytes();
@@ -305,7 +305,7 @@ void Pager::abandon_evict(const StoragePtr& storage, bool owner_is_stale) {
     {
         MutexLock lock(mutex_);
         storage->cancel_evict();
-        --moving_;
+        end_move();
         freed = storage->freed;
         if (freed) {
             map_.erase(storage->device_address());
@@ -335,7 +335,7 @@ void Pager::restore(const Entry& entry, StreamId stream, Effort effort) {
             return;
         }
         storage->begin_restore();
-        ++moving_;
+        begin_move();
         streams = storage->streams();
         ready = storage->ready();
     }
@@ -376,7 +376,7 @@ void Pager::finish_restore(const Entry& entry, StreamId stream, void* block, con
         if (!storage->freed && port_.repoint(entry.owner, from, block)) {
             table_.erase(from);
             storage->finish_restore(block);
-            --moving_;
+            end_move();
             storage->set_ready(done, storage->home());
             storage->take_wait(stream);  // Ordered already.
             table_.emplace(block, storage);
@@ -402,7 +402,7 @@ void Pager::cancel_restore(const StoragePtr& storage, bool failed) {
     {
         MutexLock lock(mutex_);
         storage->cancel_restore();
-        --moving_;
+        end_move();
         stats_.failures += failed ? 1 : 0;
         freed = storage->freed;
         if (freed) {

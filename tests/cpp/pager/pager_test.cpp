@@ -1123,5 +1123,19 @@ TEST(PagerTest, OppositeOrdersOfTheSameStoragesDoNotBlock) {
     drop_all(world, owners);
 }
 
+#ifdef TS_DEBUG_CHECKS
+// Goal: a thread that would wait for its own move says so instead. Method: an owner that uses its
+// storage while the pager holds it to move it.
+TEST(PagerDeathTest, WaitingForOnesOwnMoveStopsTheProgram) {
+    const auto wait_for_own_move = [] {
+        PagerWorld world;
+        world.make(kBlock, 1);
+        world.port.after_hold = [&](FakeOwner& owner) { world.use(&owner, UseKind::kInPlace); };
+        world.pager.evict_all();
+    };
+    EXPECT_DEATH(wait_for_own_move(), "t_moves");
+}
+#endif
+
 }  // namespace
 }  // namespace trainstream
