@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
 #include <string>
 #include <thread>
 #include <vector>
@@ -1121,6 +1122,62 @@ TEST(PagerTest, OppositeOrdersOfTheSameStoragesDoNotBlock) {
     walk(0);
     other.join();
     drop_all(world, owners);
+}
+
+/// Uses `owner` on another thread, and returns once that waits for the thread that moves it.
+std::thread use_in_mid_move(PagerWorld& world, FakeOwner* owner) {
+    std::thread waiter([&world, owner] { world.use(owner, UseKind::kInPlace); });
+    while (world.port.blocked() == 0) {
+        std::this_thread::yield();
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // From there to its sleep.
+    return waiter;
+}
+
+// Goal: who waits for a storage in transition is woken by the end of it, however it ends. Method: a
+// thread waits in mid-eviction; nothing else happens after that.
+TEST(PagerTest, WaiterIsWokenByTheEndOfAnEviction) {
+    for (const bool fails : {false, true}) {
+        PagerWorld world;
+        FakeOwner* owner = world.make(kBlock, 1);
+        FakeOwner* old_owner = nullptr;
+        std::thread waiter;
+        world.port.after_hold = [&](FakeOwner& held) {
+            world.port.after_hold = nullptr;
+            if (fails) {
+                old_owner = std::exchange(owner, move_bytes_from(world, held));
+            }
+            waiter = use_in_mid_move(world, owner);
+        };
+        EXPECT_EQ(world.pager.evict_all(), fails ? 0 : kBlock);
+        waiter.join();
+        if (old_owner != nullptr) {
+            world.port.drop(old_owner);
+        }
+        drop_all(world, {owner});
+    }
+}
+
+// Goal: the same for a storage that comes in. Method: a thread waits while room is being made; the
+// copy takes longer than the eviction, which wakes it too, or is refused.
+TEST(PagerTest, WaiterIsWokenByTheEndOfARestore) {
+    for (const bool fails : {false, true}) {
+        PagerWorld world({.device = {.to_device_bytes_per_second = 10'000'000}});
+        const std::vector<FakeOwner*> owners = make_blocks(world, 5);
+        ASSERT_TRUE(world.is_cold(owners[0]));
+        std::thread waiter;
+        world.port.after_hold = [&](FakeOwner&) {
+            world.port.after_hold = nullptr;
+            waiter = use_in_mid_move(world, owners[0]);
+            world.door.refuse_wait = fails;
+        };
+        world.use(owners[0], UseKind::kBringIn);
+        waiter.join();
+        world.door.refuse_wait = false;
+        EXPECT_EQ(world.is_resident(owners[0]), !fails);
+        expect_bytes(world, owners);
+        drop_all(world, owners);
+    }
 }
 
 #ifdef TS_DEBUG_CHECKS

@@ -69,9 +69,7 @@ public:
     bool hold(void* owner) override {
         EXPECT_TRUE(holds_no_lock());
         auto* fake = static_cast<FakeOwner*>(owner);
-        if (before_hold) {
-            before_hold(*fake);
-        }
+        call(before_hold, *fake);
         int count = fake->strong.load();
         while (count > 0 && !fake->strong.compare_exchange_weak(count, count + 1)) {
         }
@@ -79,9 +77,7 @@ public:
             return false;
         }
         held_.fetch_add(1);
-        if (after_hold) {
-            after_hold(*fake);
-        }
+        call(after_hold, *fake);
         return true;
     }
     void release(void* owner) noexcept override {
@@ -121,11 +117,18 @@ public:
     /// FakeOwners that exist.
     int owners() const { return owners_.load(); }
 
-    /// Run by hold(), on the thread that evicts: before it looks, and once the bytes are held.
+    /// Run by hold(), on the thread that evicts: before it looks, and once the bytes are held. They
+    /// may replace themselves.
     std::function<void(FakeOwner&)> before_hold;
     std::function<void(FakeOwner&)> after_hold;
 
 private:
+    static void call(const std::function<void(FakeOwner&)>& hook, FakeOwner& owner) {
+        if (const std::function<void(FakeOwner&)> copy = hook) {
+            copy(owner);
+        }
+    }
+
     static void expect_locked() {
 #ifdef TS_DEBUG_CHECKS
         EXPECT_FALSE(holds_no_lock());
