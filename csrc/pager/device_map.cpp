@@ -51,9 +51,10 @@ struct Window {
 };
 
 /// Two ends moving over the row; a deque keeps the falling heats, so that its front is the hottest.
-Window best_window(const Row& row, size_t need) {
+Window best_window(const Row& row, size_t need, uint64_t now) {
     Window best;
     std::deque<size_t> hottest;
+    const auto heat_of = [&](size_t i) { return (*row.items[i].storage)->heat(now); };
     size_t first = 0;
     uint64_t bytes = 0;
     for (size_t last = 0; last < row.items.size(); ++last) {
@@ -65,7 +66,7 @@ Window best_window(const Row& row, size_t need) {
             continue;
         }
         bytes += storage.size_bytes();
-        while (!hottest.empty() && (*row.items[hottest.back()].storage)->heat() <= storage.heat()) {
+        while (!hottest.empty() && heat_of(hottest.back()) <= storage.heat(now)) {
             hottest.pop_back();
         }
         hottest.push_back(last);
@@ -78,8 +79,7 @@ Window best_window(const Row& row, size_t need) {
             ++first;
         }
         if (row.free_to(last + 1) - row.free_from(first) >= need) {
-            const Window window{first, last + 1, (*row.items[hottest.front()].storage)->heat(),
-                                bytes};
+            const Window window{first, last + 1, heat_of(hottest.front()), bytes};
             best = window.better_than(best) ? window : best;
         }
     }
@@ -132,13 +132,13 @@ bool DeviceMap::has_gap(const std::vector<Region>& regions, size_t need) const {
     return false;
 }
 
-std::vector<StoragePtr> DeviceMap::coldest_window(const std::vector<Region>& regions,
-                                                  size_t need) const {
+std::vector<StoragePtr> DeviceMap::coldest_window(const std::vector<Region>& regions, size_t need,
+                                                  uint64_t now) const {
     Window best;
     Row best_row{};
     for (const Region& region : regions) {
         Row row = row_of(blocks_, region);
-        const Window window = best_window(row, need);
+        const Window window = best_window(row, need, now);
         if (window.better_than(best)) {
             best = window;
             best_row = std::move(row);

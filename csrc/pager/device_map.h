@@ -36,9 +36,10 @@ public:
     /// Whether some region has `need` free bytes in a row.
     bool has_gap(const std::vector<Region>& regions, size_t need) const;
 
-    /// The movable storages to evict so that `need` bytes in a row become free; empty when no such
-    /// window exists.
-    std::vector<StoragePtr> coldest_window(const std::vector<Region>& regions, size_t need) const;
+    /// The movable storages to evict, by their heat at `now`, so that `need` bytes in a row become
+    /// free; empty when no such window exists.
+    std::vector<StoragePtr> coldest_window(const std::vector<Region>& regions, size_t need,
+                                           uint64_t now) const;
     /// Every movable storage.
     std::vector<StoragePtr> movable() const;
 

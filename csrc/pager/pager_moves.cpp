@@ -80,9 +80,9 @@ std::vector<StoragePtr> Pager::choose(size_t size_bytes, int tries,
     // What was enough by the map's reckoning and not in truth: ask for a little more.
     const size_t more_bytes = static_cast<size_t>(tries) * memory_.slack_bytes();
     MutexLock lock(mutex_);
-    std::vector<StoragePtr> victims = map_.coldest_window(regions, size_bytes + more_bytes);
+    std::vector<StoragePtr> victims = map_.coldest_window(regions, size_bytes + more_bytes, clock_);
     if (victims.empty()) {
-        victims = map_.coldest_window(regions, size_bytes);
+        victims = map_.coldest_window(regions, size_bytes, clock_);
     }
     return victims;
 }
@@ -157,7 +157,8 @@ bool Pager::leave(const StoragePtr& storage, void* owner) {
         // The block may be taken again by work on its own stream as soon as this returns.
         device_.wait(storage->home(), done);
     } catch (const std::exception&) {
-        host_.free(*host, {done});
+        wait_on_host(done);  // No stream waits for a copy that may still read the block.
+        host_.free(*host, {});
         throw;
     }
     return finish_evict(storage, owner, *host, std::move(done));
@@ -198,7 +199,7 @@ bool Pager::give_up_host_copy(size_t size_bytes) {
         for (const auto& [address, block] : map_.blocks()) {
             const StoragePtr& storage = block.storage;
             const bool serves = storage->is_clean() && storage->host().size_bytes >= size_bytes;
-            if (serves && (hottest == nullptr || storage->heat() > hottest->heat())) {
+            if (serves && (hottest == nullptr || storage->heat(clock_) > hottest->heat(clock_))) {
                 hottest = storage.get();
             }
         }

@@ -13,6 +13,8 @@ namespace {
 // that is made and at once accumulated.
 constexpr uint64_t kSameUseTicks = 32;
 
+constexpr uint64_t kHotterThanAnyInterval = uint64_t{1} << 62;
+
 void add_once(std::vector<StreamId>* streams, StreamId stream) {
     if (std::find(streams->begin(), streams->end(), stream) == streams->end()) {
         streams->push_back(stream);
@@ -140,6 +142,11 @@ void Storage::touch(uint64_t now) {
         interval_ = interval_ == 0 ? gap : (interval_ + gap) / 2;
     }
     last_use_ = now;
+}
+
+uint64_t Storage::heat(uint64_t now) const {
+    const bool newborn = interval_ == 0 && now < last_use_ + kNewbornTicks;
+    return last_use_ + (newborn ? kHotterThanAnyInterval : interval_);
 }
 
 void Storage::check_invariants() const {

@@ -25,6 +25,11 @@ enum class UseKind : uint8_t {
     kBringIn,        // Reuses bytes: worth evicting something colder.
 };
 
+/// A storage that comes at no interval yet belongs to the work of this moment for so many ticks: a
+/// layer's forward pass is 30 to 60 operators, counting those that operators call. Without it the
+/// newest logits leave before weights that are not needed until backward.
+constexpr uint64_t kNewbornTicks = 128;
+
 /// One managed storage.
 ///
 /// Owner: the pager's table; pins share it, so that it outlives its storage by a moment.
@@ -98,8 +103,9 @@ public:
     // Coldness, in ticks of the pager's clock (one a use).
     void touch(uint64_t now);
     /// The higher, the longer it should stay: the last use, plus one usual interval for a storage
-    /// that comes back. A scan over storages used once thus leaves before what is used each step.
-    uint64_t heat() const { return last_use_ + interval_; }
+    /// that comes back. A scan over storages used once thus leaves before what is used each step;
+    /// but what has just been made is what the next operators work on, and is hotter than either.
+    uint64_t heat(uint64_t now) const;
     uint64_t last_use() const { return last_use_; }
 
     void* owner = nullptr;   // Whom OwnerPort knows; null until an operator names it.

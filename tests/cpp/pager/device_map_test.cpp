@@ -15,6 +15,8 @@ namespace trainstream {
 namespace {
 
 constexpr StreamId kHome = 0;
+// Of the last uses below, 1 to 8, half are newborn then.
+constexpr uint64_t kNow = kNewbornTicks + 4;
 
 char g_owner;
 
@@ -99,7 +101,7 @@ public:
     Window window(size_t first, size_t last) const {
         Window window{0, 0};
         for (size_t i = first; i <= last; ++i) {
-            window.heat = std::max(window.heat, blocks_[i]->heat());
+            window.heat = std::max(window.heat, blocks_[i]->heat(kNow));
             window.bytes += blocks_[i]->size_bytes();
         }
         return window;
@@ -176,7 +178,7 @@ private:
 /// The map's answer is a window that serves, and none is better.
 void expect_best_window(const PlainMemory& memory, const DeviceMap& map, size_t need) {
     const PlainMemory::Window best = memory.best_window(need);
-    const std::vector<StoragePtr> victims = map.coldest_window(memory.regions(), need);
+    const std::vector<StoragePtr> victims = map.coldest_window(memory.regions(), need, kNow);
     ASSERT_EQ(victims.empty(), best.heat == UINT64_MAX);
     if (victims.empty()) {
         return;
@@ -221,7 +223,7 @@ TEST(DeviceMapTest, GapsAndWindowsAgreeWithASearchOfAllUnits) {
                 return;
             }
             gaps += memory.has_gap(need) ? 1 : 0;
-            windows += map.coldest_window(memory.regions(), need).empty() ? 0 : 1;
+            windows += map.coldest_window(memory.regions(), need, kNow).empty() ? 0 : 1;
         }
     }
     EXPECT_GT(gaps, 2000);
@@ -257,7 +259,7 @@ TEST(DeviceMapTest, RestThatWasNotSplitOffLeavesWithItsBlock) {
 
     EXPECT_TRUE(map.has_gap(regions, 5 * kMiB));
     EXPECT_FALSE(map.has_gap(regions, 5 * kMiB + 1));
-    EXPECT_EQ(map.coldest_window(regions, 10 * kMiB).size(), 1u);
+    EXPECT_EQ(map.coldest_window(regions, 10 * kMiB, kNow).size(), 1u);
 }
 
 TEST(DeviceMapTest, BytesAndMovablesFollowInsertAndErase) {
@@ -281,8 +283,8 @@ TEST(DeviceMapTest, BlocksOutsideOfTheRegionsDoNotCount) {
     DeviceMap map(0);
     map.insert(storage_at(0x1000, 100, 1, true));
     EXPECT_FALSE(map.has_gap({}, 1));
-    EXPECT_TRUE(map.coldest_window({}, 1).empty());
-    EXPECT_TRUE(map.coldest_window({{0x2000, 0x3000}}, 1).empty());
+    EXPECT_TRUE(map.coldest_window({}, 1, kNow).empty());
+    EXPECT_TRUE(map.coldest_window({{0x2000, 0x3000}}, 1, kNow).empty());
     EXPECT_TRUE(map.has_gap({{0x2000, 0x3000}}, 0x1000));
     EXPECT_FALSE(map.has_gap({{0x2000, 0x3000}}, 0x1001));
 }

@@ -249,11 +249,26 @@ TEST(StorageTest, ScanOfOneUseLeavesBeforeWhatEveryStepUses) {
     for (uint64_t now = 3001; now < 4000; ++now) {
         Storage scanned = storage_in(Residency::kResident);
         scanned.touch(now);
-        ASSERT_GT(weight.heat(), scanned.heat());
+        ASSERT_GT(weight.heat(now + kNewbornTicks), scanned.heat(now + kNewbornTicks));
     }
     Storage of_next_step = storage_in(Residency::kResident);
     of_next_step.touch(4001);
-    EXPECT_LT(weight.heat(), of_next_step.heat());  // It did not come back: its turn.
+    EXPECT_LT(weight.heat(5000), of_next_step.heat(5000));  // It did not come back: its turn.
+}
+
+// Goal: what has just been made is what the next operators work on. Method: beside a storage that
+// comes back at intervals, at both ends of the time for which it counts as new.
+TEST(StorageTest, NewbornIsHotterThanWhatComesBack) {
+    Storage weight = storage_in(Residency::kResident);
+    weight.touch(1000);
+    weight.touch(2000);
+    Storage newborn = storage_in(Residency::kResident);
+    newborn.touch(2000);
+    EXPECT_GT(newborn.heat(2000), weight.heat(2000));
+    EXPECT_GT(newborn.heat(1999 + kNewbornTicks), weight.heat(1999 + kNewbornTicks));
+    EXPECT_LT(newborn.heat(2000 + kNewbornTicks), weight.heat(2000 + kNewbornTicks));
+    newborn.touch(4000);  // Its interval is known from here on.
+    EXPECT_EQ(newborn.heat(4000), 4000u + 2000u);
 }
 
 // Goal: an operator and the ones that it calls are one use. Method: uses close together give no
@@ -262,11 +277,11 @@ TEST(StorageTest, UsesCloseTogetherAreOneUse) {
     Storage storage = storage_in(Residency::kResident);
     for (uint64_t now = 100; now < 200; now += 10) {
         storage.touch(now);
-        EXPECT_EQ(storage.heat(), now);
+        EXPECT_EQ(storage.heat(now + kNewbornTicks), now);
     }
     storage.touch(1190);
     EXPECT_EQ(storage.last_use(), 1190u);
-    EXPECT_EQ(storage.heat(), 1190u + 1000u);
+    EXPECT_EQ(storage.heat(1190), 1190u + 1000u);
 }
 
 // Goal: a thread that waited in the middle of its use does not turn time back. Method: a tick older
@@ -279,7 +294,7 @@ TEST(StorageTest, TouchWithAnOlderTickChangesNothing) {
     storage.touch(1500);
 
     EXPECT_EQ(storage.last_use(), 2000u);
-    EXPECT_EQ(storage.heat(), 3000u);
+    EXPECT_EQ(storage.heat(2000), 3000u);
 }
 
 }  // namespace
