@@ -898,3 +898,60 @@ show_all()
 """
     )
     run_both(tmp_path, script, "vram:24MiB,verify:1")
+
+
+def test_operator_that_began_unwatched_keeps_its_address(tmp_path):
+    """It is on another thread, and goes on while this one passes any number of boundaries."""
+    script = """
+    import ctypes, threading
+    M = 2**18  # Floats in 1 MiB.
+    made, quiet_now, begun, go_on = (threading.Event() for _ in range(4))
+
+    # What a kernel in C++ does, unseen: Python that asks for an address is heard.
+    data_ptr = getattr(torch.Tensor.data_ptr, "__wrapped__", torch.Tensor.data_ptr)
+
+    def slow(x):
+        address = data_ptr(x)
+        begun.set()
+        go_on.wait()
+        raw = ctypes.string_at(address, x.nbytes)
+        return torch.frombuffer(bytearray(raw), dtype=torch.float32).sum()
+
+    lib = torch.library.Library("lib", "DEF")
+    lib.define("slow(Tensor x) -> Tensor")
+    lib.impl("slow", slow, "CPU")
+    results = []
+
+    def work():
+        a = torch.ones(50, M)
+        a.add_(1)
+        made.set()
+        quiet_now.wait()
+        results.append(torch.ops.lib.slow(a).item())
+        a.add_(1)
+        results.append(a.unique().tolist())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    made.wait()
+    for _ in range(6):
+        torch.ones(M).add_(1)
+        if _C is not None:
+            _C.step_done()
+    quiet = _C is None or not stats()["watching"]
+    quiet_now.set()
+    begun.wait()
+    b = torch.ones(40 * M)
+    for _ in range(600):
+        b[:5].sum()
+    c = torch.ones(50 * M)
+    d = torch.ones(50 * M)
+    print(quiet, c.sum().item(), d.sum().item())
+    go_on.set()
+    thread.join()
+    for _ in range(600):
+        b[:5].sum()
+    e = torch.ones(50 * M)
+    print(results, b.unique().tolist(), e.sum().item())
+    """
+    assert exit_numbers(run_both(tmp_path, script, "vram:100MiB"))["evicted"] > 0

@@ -74,4 +74,8 @@ void StorageOwnerPort::watch(bool on) {
     }
 }
 
+bool StorageOwnerPort::all_announced() const {
+    return hooks_.all_announced == nullptr || hooks_.all_announced();
+}
+
 }  // namespace trainstream

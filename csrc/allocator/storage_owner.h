@@ -12,6 +12,7 @@ struct InterpreterHooks {
     void* (*begin_blocking)() = nullptr;
     void (*end_blocking)(void*) = nullptr;
     void (*watch)(bool on) = nullptr;
+    bool (*all_announced)() = nullptr;
 };
 
 /// Owner: the process. Lock: none of its own; every call works on one StorageImpl.
@@ -35,6 +36,7 @@ public:
     void* begin_blocking() override;
     void end_blocking(void* token) override;
     void watch(bool on) override;
+    bool all_announced() const override;
 
 private:
     InterpreterHooks hooks_;

@@ -31,7 +31,7 @@ void end_blocking(void* token) {
 
 void install_hooks() {
     StorageOwnerPort::instance().set_hooks(
-        {&begin_blocking, &end_blocking, &operator_guard::watch});
+        {&begin_blocking, &end_blocking, &operator_guard::watch, &operator_guard::all_announced});
 }
 
 void start_sim(uint64_t vram_bytes, int64_t ram_bytes, size_t min_storage_bytes, bool verify,

@@ -14,6 +14,7 @@
 #include "allocator/torch_compat.h"
 #include "binding/managed_storages.h"
 #include "binding/operator_traits.h"
+#include "binding/thread_roster.h"
 
 namespace trainstream::operator_guard {
 
@@ -46,15 +47,17 @@ struct ThreadState {
     // Where an operator that leaves_raw began; 0: in none. What it makes, and may fill through
     // other operators, keeps its place by having no known owner, until a later operator names it.
     int raw_depth = 0;
-    uint64_t boundaries = 0;
+    ThreadRoster::Line line;
     std::vector<PagerPins> pins;
     std::vector<BriefPin> brief;
     std::vector<PagerUses> uses;  // Scratch, kept for its memory.
 
+    ThreadState() { ThreadRoster::instance().join(&line); }
     ~ThreadState() {
         if (PagerRegistry::instance().forked()) {
             return;  // The locks are as other threads of the parent left them.
         }
+        ThreadRoster::instance().leave(&line);
         for (PagerPins& held : pins) {
             held.pager->end_use(&held.pins);
         }
@@ -154,12 +157,12 @@ void announce_outputs(const at::RecordFunction& function, ThreadState& state) {
 }
 
 void pass_boundary(ThreadState& state) {
-    ++state.boundaries;
+    const uint64_t boundaries = state.line.boundaries.fetch_add(1) + 1;
     for (PagerPins& held : state.pins) {
         held.pager->end_use(&held.pins);
         held.pager->boundary();
     }
-    while (!state.brief.empty() && state.brief.front().until_boundary <= state.boundaries) {
+    while (!state.brief.empty() && state.brief.front().until_boundary <= boundaries) {
         PagerPins& held = state.brief.front().held;
         held.pager->end_use(&held.pins);
         state.brief.erase(state.brief.begin());
@@ -218,6 +221,7 @@ void watch(bool on) {
     std::lock_guard<std::mutex> lock(g_watch_mutex);
     g_watchers += on ? 1 : -1;
     if (g_watchers > 0 && g_callback == at::INVALID_CALLBACK_HANDLE) {
+        ThreadRoster::instance().start();
         g_callback = at::addGlobalCallback(at::RecordFunctionCallback(on_start, on_end)
                                                .needsInputs(true)
                                                .needsOutputs(true)
@@ -231,6 +235,8 @@ void watch(bool on) {
 
 bool is_watching() { return g_watching.load(); }
 
+bool all_announced() { return ThreadRoster::instance().all_announced(); }
+
 namespace {
 
 void pin_storage_briefly(Pager& pager, c10::StorageImpl* storage) {
@@ -238,7 +244,7 @@ void pin_storage_briefly(Pager& pager, c10::StorageImpl* storage) {
         return;  // Nothing moves, and no boundary would ever take the pin back.
     }
     ThreadState& state = thread_state();
-    BriefPin pin{{&pager, {}}, state.boundaries + 2};
+    BriefPin pin{{&pager, {}}, state.line.boundaries.load() + 2};
     const CurrentStream stream(pager);
     pager.begin_use({{storage, /*writes=*/true, UseKind::kBringIn}}, stream.id(), &pin.held.pins);
     state.brief.push_back(std::move(pin));

@@ -10,6 +10,8 @@ namespace trainstream::operator_guard {
 /// Counts those who want uses announced; the callback is registered while there is one.
 void watch(bool on);
 bool is_watching();
+/// Whether every operator that began before uses were announced has ended.
+bool all_announced();
 
 /// A use outside any operator, of a pointer handed out: `tensor`'s managed storages are brought in
 /// and count as written. Briefly: until this thread's next-but-one operator boundary. For good:

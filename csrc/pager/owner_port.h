@@ -31,6 +31,8 @@ public:
 
     /// Whether uses are announced from now on (the operator guard).
     virtual void watch(bool /*on*/) {}
+    /// Whether every use that began before the last watch(true) has ended, as far as can be known.
+    virtual bool all_announced() const { return true; }
 };
 
 }  // namespace trainstream

@@ -2,6 +2,7 @@
 #include "pager/pager.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <exception>
 
@@ -417,7 +418,12 @@ void Pager::boundary() {
     if (watch_.load() != Watch::kWarmingUp) {
         return;
     }
-    if (warm_up_boundaries_.fetch_sub(1) <= 1) {
+    const int left = warm_up_boundaries_.fetch_sub(1) - 1;
+    // Past the first ones not at each: all_announced() takes a lock.
+    if (left > 0 || left % kWarmUpBoundaries != 0) {
+        return;
+    }
+    if (port_.all_announced() || std::chrono::steady_clock::now() >= warm_up_ends_.load()) {
         Watch expected = Watch::kWarmingUp;
         watch_.compare_exchange_strong(expected, Watch::kOn);
     }
@@ -430,6 +436,7 @@ void Pager::start_watching() {
             return;
         }
         warm_up_boundaries_.store(kWarmUpBoundaries);
+        warm_up_ends_.store(std::chrono::steady_clock::now() + options_.longest_operator);
         watch_.store(Watch::kWarmingUp);
     }
     port_.watch(true);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -26,6 +27,9 @@ namespace trainstream {
 struct PagerOptions {
     /// Compares the bytes of every storage that leaves without a copy, and says when they differ.
     bool verify = false;
+    /// No operator keeps its host thread for longer. A thread that runs none any more announces
+    /// none, and is not waited for longer than this once watching starts again.
+    std::chrono::milliseconds longest_operator{5000};
 };
 
 /// Running totals since the pager was made, and what is where now. Bytes unless named otherwise.
@@ -199,6 +203,7 @@ private:
     std::atomic<bool> closed_{false};
     std::atomic<Watch> watch_{Watch::kOn};
     std::atomic<int> warm_up_boundaries_{0};
+    std::atomic<std::chrono::steady_clock::time_point> warm_up_ends_{};
     uint64_t moving_ TS_GUARDED_BY(mutex_) = 0;  // Storages in transition.
     uint64_t watch_again_bytes_ TS_GUARDED_BY(mutex_) = 0;
     uint64_t resident_peak_bytes_ TS_GUARDED_BY(mutex_) = 0;

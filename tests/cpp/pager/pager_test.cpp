@@ -84,12 +84,13 @@ TEST(PagerTest, StorageOfEveryStepOutlivesAScan) {
     PagerWorld world;
     std::vector<FakeOwner*> owners = make_blocks(world, 2);
     for (int step = 0; step < 3; ++step) {
-        pass_time(world, owners[1]);
+        pass_time(world, owners[1], 3000);  // The scan, 17 x 129 uses, takes less than a step.
         world.use(owners[0], UseKind::kBringIn);
     }
     for (unsigned mark = 3; mark < 20; ++mark) {
         owners.push_back(world.make(kBlock, mark));
         world.use(owners.back(), UseKind::kInPlace);
+        pass_time(world, owners[1], kNewbornTicks);
     }
     EXPECT_TRUE(world.is_resident(owners[0]));
     expect_bytes(world, owners);
@@ -843,6 +844,37 @@ TEST(PagerTest, WatchEndsAfterQuietStepsAndComesBackWithGrowth) {
     EXPECT_EQ(world.pager.stats().steps, 2u);
 }
 
+// Goal: a thread that began an operator unwatched, and has not come back, keeps everything where it
+// is; one that never comes back does so for a limited time.
+TEST(PagerTest, NothingMovesWhileSomeThreadHasNotBeenHeardOf) {
+    for (const int longest_operator_ms : {3600 * 1000, 0}) {
+        testing::WorldOptions options;
+        options.pager.longest_operator = std::chrono::milliseconds(longest_operator_ms);
+        PagerWorld world(options);
+        std::vector<FakeOwner*> owners = make_blocks(world, 2);
+        world.pager.step_done();
+        world.pager.step_done();
+        world.port.announced = false;
+        owners.push_back(world.make(2 * kBlock, 3));
+        ASSERT_EQ(world.port.watchers(), 1);
+        const auto pass_boundaries = [&] {
+            for (int i = 0; i < kWarmUpBoundaries; ++i) {
+                world.pager.boundary();
+            }
+        };
+        pass_boundaries();
+        if (longest_operator_ms > 0) {
+            pass_boundaries();
+            EXPECT_EQ(world.pager.evict_all(), 0u);
+            world.port.announced = true;
+            pass_boundaries();
+        }
+        EXPECT_EQ(world.pager.evict_all(), 4 * kBlock);
+        expect_bytes(world, owners);
+        drop_all(world, owners);
+    }
+}
+
 // Goal: in the warm-up there is no eviction, so what does not fit is born cold. Method: an
 // allocation over the budget is what ends the unwatched time.
 TEST(PagerTest, AllocationOverTheBudgetWhileUnwatchedIsBornColdAndStartsWatching) {
@@ -961,7 +993,7 @@ TEST(PagerTest, WatchStaysWhenWhatWasBroughtInFillsTheDevice) {
 // Goal: a write that nobody announced is found, said and kept. Method: a clean storage is written
 // behind the pager's back and then leaves; one that was not written beside it.
 TEST(PagerTest, VerifyFindsAnUnannouncedWriteAndKeepsItsBytes) {
-    PagerWorld world({.verify = true});
+    PagerWorld world({.pager = {.verify = true}});
     const std::vector<FakeOwner*> owners = make_blocks(world, 2);
     world.pager.evict_all();
     world.use(owners[0], UseKind::kBringIn);
@@ -984,7 +1016,7 @@ TEST(PagerTest, VerifyFindsAnUnannouncedWriteAndKeepsItsBytes) {
 
 // Goal: a check that cannot be made leaves nothing behind. Method: its copy is refused.
 TEST(PagerTest, RefusedCopyOfAVerificationLosesNoHostMemory) {
-    PagerWorld world({.verify = true});
+    PagerWorld world({.pager = {.verify = true}});
     FakeOwner* owner = world.make(kBlock, 1);
     world.pager.evict_all();
     world.use(owner, UseKind::kBringIn);

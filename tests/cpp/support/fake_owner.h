@@ -109,6 +109,9 @@ public:
         watchers_.fetch_add(on ? 1 : -1);
     }
 
+    bool all_announced() const override { return announced.load(); }
+    std::atomic<bool> announced{true};
+
     /// How often watch(true) came more than watch(false); a pager starts with one.
     int watchers() const { return watchers_.load(); }
     int held() const { return held_.load(); }

@@ -34,7 +34,7 @@ struct WorldOptions {
     uint64_t host_bytes = 64 * kMiB;
     SimDeviceOptions device = {};
     SimFaults faults = {};
-    bool verify = false;
+    PagerOptions pager = {};
 };
 
 /// Owner: the test. Everything is on the simulated device; the caller plays the operators.
@@ -44,7 +44,7 @@ struct PagerWorld {
           door(device),
           memory({options.budget_bytes}),
           host(door, {.limit_bytes = options.host_bytes, .grow_in_background = false}),
-          pager(door, memory, host, port, {options.verify}) {
+          pager(door, memory, host, port, options.pager) {
         device.set_faults(options.faults);
         port.attach(pager);
     }
