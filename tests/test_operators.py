@@ -15,8 +15,11 @@ from script_runner import run_script
 
 pytestmark = needs_extension
 
-# Small enough to be quick: all of 1 KiB and more is managed. verify counts unnoticed writes.
-CONF = {"sim": "device:sim,min_storage:1KiB,verify:1,vram:", "cuda": "device:cuda,verify:1,vram:"}
+# Small enough to be quick: all of a few KiB and more is managed. verify counts unnoticed writes.
+CONF = {
+    "sim": "device:sim,min_storage:1KiB,verify:1,vram:",
+    "cuda": "device:cuda,min_storage:4KiB,verify:1,vram:",
+}
 # What the inputs are at the start is in operator_cases.py. "tight": cold, and there is room for few
 # storages, so that evictions happen inside operators.
 BUDGETS = {
