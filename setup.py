@@ -91,7 +91,8 @@ def make_extension(with_cuda):
     system = [f"-isystem{path}" for path in paths]
     # NDEBUG is part of the interface: at::RecordFunction has a member more without it.
     flags = ["-O3", "-g1", "-std=c++20", "-DNDEBUG", "-fvisibility=hidden", "-Wall", "-Wextra"]
-    flags += ["-Wno-restrict"] if sys.platform == "linux" else []  # See CMakeLists.txt.
+    flags += ["-ffp-contract=off"]  # See CMakeLists.txt, as for the next one.
+    flags += ["-Wno-restrict"] if sys.platform == "linux" else []
     if flag("TRAINSTREAM_WERROR"):
         flags.append("-Werror")
     macros = [("TS_WITH_CUDA", None)] if with_cuda else []
