@@ -75,6 +75,7 @@ void Pager::add(const StoragePtr& storage) {
     {
         MutexLock lock(mutex_);
         storage->touch(clock_);
+        largest_bytes_ = std::max(largest_bytes_, storage->size_bytes());
         const bool inserted = table_.emplace(storage->address(), storage).second;
         TS_ASSERT(inserted);
         static_cast<void>(inserted);
@@ -464,6 +465,7 @@ void Pager::step_done() {
         port_.watch(false);
         sweep();
     }
+    reserve_host_spare();
 }
 
 void Pager::close() {

@@ -153,6 +153,7 @@ private:
     std::optional<HostBlock> host_block_for(size_t size_bytes);
     HostPool::Growth may_grow_host() const;
     bool give_up_host_copy(size_t size_bytes);
+    void reserve_host_spare();
     void drop_host_copies() TS_REQUIRES(mutex_);
     void check_host_copy(const StoragePtr& storage);
     void order_home_after(const std::vector<StreamId>& streams, StreamId home);
@@ -209,6 +210,8 @@ private:
     uint64_t resident_peak_bytes_ TS_GUARDED_BY(mutex_) = 0;
     uint64_t quiet_steps_ TS_GUARDED_BY(mutex_) = 0;
     uint64_t moves_at_last_step_ TS_GUARDED_BY(mutex_) = 0;
+    size_t largest_bytes_ TS_GUARDED_BY(mutex_) = 0;  // Of all storages so far.
+    bool spare_reserved_ TS_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace trainstream

@@ -190,6 +190,24 @@ HostPool::Growth Pager::may_grow_host() const {
     return stats_.steps < kGrowingSteps ? HostPool::Growth::kAllowed : HostPool::Growth::kForbidden;
 }
 
+/// Which storages are neighbours, and so leave together, goes on changing for some steps; one may
+/// leave late for the first time. A free block as large as the largest of them, made at the end of
+/// the growing steps, keeps that from locking memory in the middle of a step.
+void Pager::reserve_host_spare() {
+    size_t spare_bytes = 0;
+    {
+        MutexLock lock(mutex_);
+        if (spare_reserved_ || stats_.steps < kGrowingSteps || stats_.evictions == 0) {
+            return;
+        }
+        spare_reserved_ = true;
+        spare_bytes = largest_bytes_;
+    }
+    if (const std::optional<HostBlock> spare = host_.allocate(spare_bytes)) {
+        host_.free(*spare, {});
+    }
+}
+
 /// The hottest clean storage whose host copy has `size_bytes` loses it: it will leave last. False:
 /// there is none, or memory may still be locked.
 bool Pager::give_up_host_copy(size_t size_bytes) {

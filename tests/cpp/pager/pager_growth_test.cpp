@@ -48,6 +48,31 @@ TEST(PagerGrowthTest, AfterTwoStepsCopiesAreGivenUpBeforeMemoryIsLocked) {
     world.expect_nothing_left();
 }
 
+// Goal: the largest storage may leave late for the first time, and no memory is locked for it.
+// Method: small ones leave in two steps while it stays; then it leaves too.
+TEST(PagerGrowthTest, LargestStorageFindsRoomWhenItLeavesLate) {
+    PagerWorld world;
+    FakeOwner* small = world.make(kBlock / 2, 1);
+    FakeOwner* large = world.make(2 * kBlock, 2);
+    for (int round = 0; round < 2; ++round) {
+        Pins stays;
+        world.pager.begin_use({{large, false, UseKind::kInPlace}}, 0, &stays);
+        EXPECT_EQ(world.pager.evict_all(), kBlock / 2);
+        world.pager.end_use(&stays);
+        EXPECT_TRUE(world.reads(small, 1, UseKind::kBringIn));
+        world.pager.step_done();
+    }
+    const HostPoolStats before = world.pager.host().stats();
+
+    EXPECT_EQ(world.pager.evict_all(), kBlock / 2 + 2 * kBlock);
+
+    EXPECT_EQ(world.pager.host().stats().locks, before.locks);
+    EXPECT_TRUE(world.reads(large, 2));
+    world.port.drop(small);
+    world.port.drop(large);
+    world.expect_nothing_left();
+}
+
 // Goal: when no copy can be given up, memory is locked after all: right before frugal. Method:
 // storages that left once and never came back, two steps, then more of them.
 TEST(PagerGrowthTest, MemoryIsLockedWhenThereIsNoCopyToGiveUp) {
