@@ -14,7 +14,7 @@ from real_runner import DEVICES, exit_numbers, needs_extension, run_both, run_re
 pytestmark = needs_extension
 
 # For tests where the same script runs on both devices: a budget that presses there.
-SMALL = {"sim": "vram:12MiB", "cuda": "vram:64MiB"}
+SMALL = {"sim": "vram:12MiB", "cuda": "vram:24MiB"}
 
 BASELINE = """
 import gc
