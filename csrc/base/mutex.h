@@ -16,6 +16,7 @@ enum class LockRank : uint8_t {
     kHostPool = 30,  // Free extents of page-locked memory.
     kMemory = 40,    // The simulated device's arena; the bookkeeping beside torch's allocator.
     kDevice = 50,    // Copy queues, event pools.
+    kWorkers = 55,   // The host optimizer's threads and their job.
     kLog = 60,       // Once-only messages.
 };
 

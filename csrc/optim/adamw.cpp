@@ -24,7 +24,7 @@ AdamW::Scalars AdamW::scalars(const Hyperparameters& hyper, int64_t step, double
         .one_minus_beta1 = static_cast<float>(1.0 - hyper.beta1),
         .beta2 = static_cast<float>(hyper.beta2),
         .one_minus_beta2 = static_cast<float>(1.0 - hyper.beta2),
-        .inverse_root_correction2 = static_cast<float>(1.0 / std::sqrt(correction2)),
+        .root_correction2 = static_cast<float>(std::sqrt(correction2)),
         .eps = static_cast<float>(hyper.eps),
         .minus_step_size = static_cast<float>(-hyper.lr / correction1),
     };

@@ -33,7 +33,7 @@ struct AdamW {
         float one_minus_beta1;
         float beta2;
         float one_minus_beta2;
-        float inverse_root_correction2;
+        float root_correction2;
         float eps;
         float minus_step_size;
     };
@@ -44,9 +44,10 @@ struct AdamW {
     /// One step of the lanes F. Every operation rounds once and to nearest, and none may be fused
     /// with another by a compiler (-ffp-contract=off), so all lane types give the same bits.
     ///
-    /// torch divides the root by the root of the correction; here it is multiplied by the
-    /// reciprocal, rounded from double: an error of half an ulp more in a term that is lr of the
-    /// weight, and a third of the divider's work (two divisions and a root) less.
+    /// The order of the last two lines is torch's, two divisions included: over 20 steps the
+    /// weights then differ from torch's by 2e-9 of their norm. A reciprocal of the correction, or a
+    /// fused last step, spares a third of the divider's work, but host memory is what limits, and
+    /// the difference becomes 2e-8: every last bit that moves stays moved.
     template <typename F>
     TS_HOST_DEVICE static void apply(const Scalars& s, F g, F& p, F& m, F& v) {
         g = g * F::all(s.grad_scale);
@@ -56,8 +57,8 @@ struct AdamW {
         p = p * F::all(s.weight_factor);
         m = F::fma(F::all(s.one_minus_beta1), g - m, m);
         v = F::fma(F::all(s.one_minus_beta2) * g, g, F::all(s.beta2) * v);
-        const F denominator = F::fma(F::sqrt(v), F::all(s.inverse_root_correction2), F::all(s.eps));
-        p = F::fma(F::all(s.minus_step_size), m / denominator, p);
+        const F denominator = F::sqrt(v) / F::all(s.root_correction2) + F::all(s.eps);
+        p = p + F::all(s.minus_step_size) * m / denominator;
     }
 };
 

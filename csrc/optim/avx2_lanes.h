@@ -23,6 +23,7 @@ struct Avx2Lanes {
         static Floats load(const float* from) { return {_mm256_loadu_ps(from)}; }
         void store(float* to) const { _mm256_storeu_ps(to, x); }
 
+        Floats operator+(Floats b) const { return {_mm256_add_ps(x, b.x)}; }
         Floats operator-(Floats b) const { return {_mm256_sub_ps(x, b.x)}; }
         Floats operator*(Floats b) const { return {_mm256_mul_ps(x, b.x)}; }
         Floats operator/(Floats b) const { return {_mm256_div_ps(x, b.x)}; }

@@ -23,6 +23,7 @@ struct Avx512Lanes {
         static Floats load(const float* from) { return {_mm512_loadu_ps(from)}; }
         void store(float* to) const { _mm512_storeu_ps(to, x); }
 
+        Floats operator+(Floats b) const { return {_mm512_add_ps(x, b.x)}; }
         Floats operator-(Floats b) const { return {_mm512_sub_ps(x, b.x)}; }
         Floats operator*(Floats b) const { return {_mm512_mul_ps(x, b.x)}; }
         Floats operator/(Floats b) const { return {_mm512_div_ps(x, b.x)}; }

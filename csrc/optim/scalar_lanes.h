@@ -32,6 +32,7 @@ struct ScalarLanes {
         static Floats load(const float* from) { return {*from}; }
         void store(float* to) const { *to = x; }
 
+        Floats operator+(Floats b) const { return {x + b.x}; }
         Floats operator-(Floats b) const { return {x - b.x}; }
         Floats operator*(Floats b) const { return {x * b.x}; }
         Floats operator/(Floats b) const { return {x / b.x}; }

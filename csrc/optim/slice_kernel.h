@@ -69,17 +69,17 @@ private:
         for (size_t begin = 0; begin < slice.count; begin += kTile) {
             const size_t count = slice.count - begin < kTile ? slice.count - begin : kTile;
             Tile tile = tile_at<kParam, kGrad, kMoments>(slice, begin, key);
-            uint32_t* checksum = slice.checksums + begin / kTile;
             if constexpr (kParam == Format::kBfloat16) {
                 const auto* weights = static_cast<const uint16_t*>(tile.param.weight);
-                const bool untouched = checksum_of(weights, count) == *checksum;
+                const bool untouched =
+                    checksum_of(weights, count) == slice.checksums[begin / kTile];
                 tile.param.remainder_mask = untouched ? UINT32_MAX : 0;
             }
             const size_t whole = count - count % Vector::kWidth;
             uint32_t sum = update_range<Vector, kParam, kGrad, kMoments>(tile, scalars, 0, whole);
             sum += update_range<One, kParam, kGrad, kMoments>(tile, scalars, whole, count);
             if constexpr (kParam == Format::kBfloat16) {
-                *checksum = sum;
+                slice.checksums[begin / kTile] = sum;
             }
         }
     }
