@@ -2,7 +2,7 @@
 
     python tools/check_layers.py [root of the tree]
 
-base <- device <- pager <- allocator <- binding and base <- optim <- binding: each may include what
+base <- device <- pager <- allocator <- binding and device <- optim <- binding: each may include what
 is to its left. CUDA's headers are for csrc/device/cuda_*, *.cu, csrc/allocator and csrc/binding,
 torch's for the last two; other files may not reach them through headers of ours either.
 Exit status: 0 when all is well, 1 with one line for each violation.
@@ -16,7 +16,7 @@ MAY_INCLUDE = {
     "base": {"base"},
     "device": {"base", "device"},
     "pager": {"base", "device", "pager"},
-    "optim": {"base", "optim"},
+    "optim": {"base", "device", "optim"},
     "allocator": {"base", "device", "pager", "allocator"},
     "binding": {"base", "device", "pager", "optim", "allocator", "binding"},
 }
