@@ -8,6 +8,8 @@ Environment:
                              build and a toolkit of the same major version is found (CUDA_HOME).
     TRAINSTREAM_DEBUG=1      Checks assertions and invariants (TS_DEBUG_CHECKS).
     TRAINSTREAM_WERROR=1     Warnings are errors.
+    TORCH_CUDA_ARCH_LIST     What the kernels are compiled for. Default: the visible GPUs; without
+                             one, machine code for 8.0 and 9.0 and PTX for later ones.
     CXX, MAX_JOBS            As for every torch extension. Default: ccache where Debian's lies, and
                              one job a core.
 
@@ -84,7 +86,9 @@ def is_cuda_source(path):
 
 def make_extension(with_cuda):
     sources = [path for layer in LAYERS for path in sorted((ROOT / "csrc" / layer).glob("*.cpp"))]
-    if not with_cuda:
+    if with_cuda:
+        sources += sorted((ROOT / "csrc" / "optim").glob("*.cu"))
+    else:
         sources = [path for path in sources if not is_cuda_source(path)]
     # The compiler then ignores -I for these folders, and their headers raise none of our warnings.
     paths = cpp_extension.include_paths("cuda" if with_cuda else "cpu")
@@ -93,8 +97,11 @@ def make_extension(with_cuda):
     flags = ["-O3", "-g1", "-std=c++20", "-DNDEBUG", "-fvisibility=hidden", "-Wall", "-Wextra"]
     flags += ["-ffp-contract=off"]  # See CMakeLists.txt, as for the next one.
     flags += ["-Wno-restrict"] if sys.platform == "linux" else []
+    kernel_flags = ["-O3", "-std=c++20", "-DNDEBUG", "-fmad=false"]
+    kernel_flags += ["-Xcompiler=-Wall,-Wextra,-ffp-contract=off,-fvisibility=hidden"]
     if flag("TRAINSTREAM_WERROR"):
         flags.append("-Werror")
+        kernel_flags.append("--Werror=all-warnings")
     macros = [("TS_WITH_CUDA", None)] if with_cuda else []
     macros += [("TS_DEBUG_CHECKS", None)] if flag("TRAINSTREAM_DEBUG") else []
     kind = cpp_extension.CUDAExtension if with_cuda else cpp_extension.CppExtension
@@ -104,7 +111,7 @@ def make_extension(with_cuda):
         depends=[str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("csrc/*/*.h"))],
         include_dirs=[str(ROOT / "csrc")],
         define_macros=macros,
-        extra_compile_args=[*system, *flags],
+        extra_compile_args={"cxx": [*system, *flags], "nvcc": kernel_flags},
     )
 
 
@@ -127,6 +134,8 @@ class BuildExtension(cpp_extension.BuildExtension):
         if "CXX" not in os.environ and os.access(CCACHE_COMPILER, os.X_OK):
             os.environ["CXX"] = CCACHE_COMPILER
             os.environ["TORCH_NO_COMPILER_WRAPPER"] = "1"  # Later torch puts ccache before ccache.
+        if WITH_CUDA and not torch.cuda.is_available():
+            os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX")  # Not torch's own, all.
         os.environ.setdefault("CCACHE_BASEDIR", str(ROOT))  # As in the Makefile.
         os.environ.setdefault("CCACHE_NOHASHDIR", "1")
         os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
