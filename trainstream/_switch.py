@@ -63,7 +63,7 @@ def switch_on(keys: dict[str, object]) -> None:
         wanted = _wanted(keys)
         if _is_on_with(wanted):
             return
-        extension = _load_extension()
+        extension = load_extension()
         device = _choose_device(extension, wanted)
         if device == "sim":
             _start_sim(extension, wanted)
@@ -83,7 +83,7 @@ def make_allocator(keys: dict[str, object]):
             raise errors.bad_value("device", wanted.device, "cuda, for trainstream.allocator()")
         if torch.cuda.is_initialized():
             raise errors.cuda_already_started()
-        extension = _load_extension()
+        extension = load_extension()
         _choose_device(extension, wanted)
     return _Allocator(wanted, extension)
 
@@ -114,7 +114,7 @@ def _is_on_with(wanted: config.Config) -> bool:
     return _state is not None
 
 
-def _load_extension() -> ModuleType:
+def load_extension() -> ModuleType:
     """Imports `trainstream._C` once it is known to fit this torch.
 
     The check comes first because a library built for another torch may crash while it loads.

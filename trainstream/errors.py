@@ -80,5 +80,44 @@ def already_enabled(current: str, wanted: str) -> TrainstreamError:
     )
 
 
+def bad_argument(name: str, value: object, allowed: str) -> ValueError:
+    return ValueError(f"bad value {value!r} for {name}; allowed: {allowed}")
+
+
+def unsupported_option(optimizer: str, name: str) -> ValueError:
+    return ValueError(
+        f"trainstream.optim.{optimizer} does not support {name}=True; use torch.optim.{optimizer}, "
+        "whose states trainstream moves as it moves everything"
+    )
+
+
+def step_in_capture(optimizer: str) -> RuntimeError:
+    return RuntimeError(
+        f"trainstream.optim.{optimizer}.step() cannot be captured in a CUDA graph: the host takes "
+        "part in it; capture forward and backward, and step outside"
+    )
+
+
+def sparse_gradient(optimizer: str) -> RuntimeError:
+    return RuntimeError(
+        f"trainstream.optim.{optimizer} does not support sparse gradients; use "
+        "torch.optim.SparseAdam for these parameters, or sparse=False in their layer"
+    )
+
+
+def unsupported_dtype(optimizer: str, dtype: object) -> RuntimeError:
+    return RuntimeError(
+        f"trainstream.optim.{optimizer} works on float32, bfloat16 and float16, got {dtype}; use "
+        f"torch.optim.{optimizer} for these parameters"
+    )
+
+
+def state_of_other_shape(name: str, saved: object, wanted: object) -> ValueError:
+    return ValueError(
+        f"the loaded {name} has shape {tuple(saved)}, but its parameter has {tuple(wanted)}; the "
+        "checkpoint belongs to another model, or its parameters are in another order"
+    )
+
+
 def not_a_tensor(function: str, value: object) -> TypeError:
     return TypeError(f"trainstream.{function}() takes a torch.Tensor, got {type(value).__name__}")

@@ -8,14 +8,16 @@
 
 namespace trainstream {
 
-CurrentStream::CurrentStream(const Pager& pager) {
+CurrentStream::CurrentStream(const Pager& pager)
+    : CurrentStream(PagerRegistry::instance().device_of(pager).value_or(c10::kCPU)) {}
+
+CurrentStream::CurrentStream(c10::Device device) {
 #ifdef TS_WITH_CUDA
-    const std::optional<c10::Device> device = PagerRegistry::instance().device_of(pager);
-    if (device.has_value() && device->is_cuda()) {
-        id_ = reinterpret_cast<StreamId>(c10::cuda::getCurrentCUDAStream(device->index()).stream());
+    if (device.is_cuda()) {
+        id_ = reinterpret_cast<StreamId>(c10::cuda::getCurrentCUDAStream(device.index()).stream());
     }
 #else
-    static_cast<void>(pager);
+    static_cast<void>(device);
 #endif
 }
 

@@ -1,6 +1,8 @@
 // csrc/allocator/current_stream.h: the compute stream that the calling thread gives work to.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include "pager/pager.h"
 
 namespace trainstream {
@@ -10,6 +12,7 @@ namespace trainstream {
 class CurrentStream {
 public:
     explicit CurrentStream(const Pager& pager);
+    explicit CurrentStream(c10::Device device);
     StreamId id() const { return id_; }
 
 private:

@@ -16,6 +16,14 @@ Error out_of_memory(const MemoryNumbers& n) {
                 format_bytes(n.asked_bytes) + ", or make the batch smaller."};
 }
 
+Error host_memory_exhausted(uint64_t asked_bytes, uint64_t in_use_bytes, uint64_t limit_bytes) {
+    return {ErrorKind::kOutOfMemory,
+            "trainstream: no host memory for an optimizer state of " + format_bytes(asked_bytes) +
+                ": limit " + format_bytes(limit_bytes) + ", in use " + format_bytes(in_use_bytes) +
+                ". Raise ram in PYTORCH_TRAINSTREAM_CONF, use moments='bfloat16', or train fewer "
+                "parameters."};
+}
+
 Error copy_failed(const char* direction, size_t size_bytes, const std::string& reason) {
     return {ErrorKind::kCopyFailed, "trainstream: copy of " + format_bytes(size_bytes) + " " +
                                         direction + " failed: " + reason +

@@ -40,6 +40,8 @@ struct MemoryNumbers {
 namespace errors {
 
 Error out_of_memory(const MemoryNumbers& numbers);
+/// Host memory that is not a storage's: optimizer states.
+Error host_memory_exhausted(uint64_t asked_bytes, uint64_t in_use_bytes, uint64_t limit_bytes);
 Error copy_failed(const char* direction, size_t size_bytes, const std::string& reason);
 Error device(const char* call, const std::string& reason);
 Error invalid_argument(const std::string& text);

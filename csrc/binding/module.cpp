@@ -9,6 +9,7 @@
 #include "allocator/storage_owner.h"
 #include "binding/managed_storages.h"
 #include "binding/operator_guard.h"
+#include "binding/optim_module.h"
 
 #ifdef TS_WITH_CUDA
 #include "binding/cuda_module.h"
@@ -186,6 +187,7 @@ PYBIND11_MODULE(_C, module) {
     module.def("evict_all", &evict_all, NoGil());
     module.def("step_done", &step_done, NoGil());
     module.def("close", &close, NoGil());
+    add_optim_functions(module);
 #ifdef TS_WITH_CUDA
     module.attr("has_cuda") = true;
     add_cuda_functions(module);

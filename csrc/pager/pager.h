@@ -117,6 +117,7 @@ public:
     Device& device() { return device_; }
     DeviceMemory& memory() { return memory_; }
     const HostPool& host() const { return host_; }
+    HostPool& host() { return host_; }
     PagerStats stats() const;
 
 private:

@@ -1,0 +1,22 @@
+// csrc/binding/cuda_adamw_step.h: an optimizer step of parameters on a CUDA device.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "binding/adamw_step.h"
+
+namespace trainstream {
+
+/// The storages are pinned; parameters are in order for the current stream afterwards.
+optim::PipelineShare cuda_adamw_step(c10::Device device,
+                                     std::span<const optim::SliceUpdate> updates,
+                                     StepEngine engine);
+
+/// `gradients` are the addresses of `grads`, which are on CUDA devices. Waits for them.
+double cuda_sum_of_squares(const std::vector<at::Tensor>& grads,
+                           std::span<const optim::Gradient> gradients);
+
+}  // namespace trainstream

@@ -1,0 +1,36 @@
+#include "binding/use_scope.h"
+
+#include <algorithm>
+
+#include "allocator/current_stream.h"
+#include "binding/managed_storages.h"
+
+namespace trainstream {
+
+UseScope::~UseScope() {
+    for (OfPager& group : groups_) {
+        group.pager->end_use(&group.pins);
+    }
+}
+
+void UseScope::add(const at::Tensor& tensor, bool writes) {
+    if (PagerRegistry::instance().forked()) {
+        return;  // Nothing moves in a child.
+    }
+    for_tensor(tensor, [&](Pager& pager, c10::StorageImpl* storage) {
+        auto group = std::find_if(groups_.begin(), groups_.end(),
+                                  [&](const OfPager& other) { return other.pager == &pager; });
+        if (group == groups_.end()) {
+            group = groups_.insert(groups_.end(), {&pager, {}, {}});
+        }
+        group->uses.push_back({storage, writes, UseKind::kInPlace});
+    });
+}
+
+void UseScope::begin() {
+    for (OfPager& group : groups_) {
+        group.pager->begin_use(group.uses, CurrentStream(*group.pager).id(), &group.pins);
+    }
+}
+
+}  // namespace trainstream

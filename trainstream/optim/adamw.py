@@ -1,0 +1,400 @@
+"""AdamW and Adam with masters and moments in host memory.
+
+Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019; Kingma and Ba, "Adam",
+ICLR 2015. Arithmetic is fp32 whatever the parameters are, and the same bits come from the host's
+cores, from a GPU, and from both at once.
+"""
+
+import math
+
+import torch
+
+from trainstream import errors
+from trainstream.optim._slot import Slot, bytes_needed, kind_of
+
+ENGINES = ("auto", "host", "stream", "hybrid")
+MOMENTS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PARAM_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# As torch.nn.utils.clip_grad_norm_ has it.
+CLIP_EPS = 1e-6
+
+
+class _HostOptimizer:
+    """What Adam and AdamW share; comes before torch's class in the order of bases.
+
+    Being torch's own class too, it validates as torch does, has torch's groups and checkpoints, and
+    passes every isinstance.
+    """
+
+    def __init__(self, params, *args, engine, moments, max_grad_norm, seed, **kwargs):
+        _check_choice("engine", engine, ENGINES)
+        _check_choice("moments", moments, ("auto", *MOMENTS))
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise errors.bad_argument("max_grad_norm", max_grad_norm, "None or a number above 0")
+        self._settings = {"engine": engine, "moments": moments, "max_grad_norm": max_grad_norm}
+        self._settings["seed"] = int(seed)
+        self._slots: dict[torch.Tensor, Slot] = {}
+        self._moment_dtype = MOMENTS.get(moments)
+        self.grad_norm: float | None = None
+        self.share: tuple[int, int] = (0, 0)
+        super().__init__(params, *args, **kwargs)
+        for name in ("amsgrad", "capturable", "differentiable"):
+            if self.defaults.get(name):
+                raise errors.unsupported_option(type(self).__name__, name)
+
+    def __getstate__(self):
+        return {
+            **super().__getstate__(),
+            "_settings": self._settings,
+            "_moment_dtype": self._moment_dtype,
+            "_masters": self._masters(),
+            "grad_norm": self.grad_norm,
+            "share": self.share,
+        }
+
+    def __setstate__(self, state):
+        masters = state.pop("_masters", None) if "_settings" in state else None
+        super().__setstate__(state)
+        if masters is not None:  # A copy of another optimizer, with slots of its own.
+            self._slots = {}
+            for param, master in masters.items():
+                self._slot_of(param).set_master(_extension(), master)
+
+    @property
+    def moment_dtype(self) -> torch.dtype:
+        """Type of the moments: torch.float32 or torch.bfloat16."""
+        if self._moment_dtype is None:
+            self._moment_dtype = self._choose_moments()
+        return self._moment_dtype
+
+    @property
+    def engine(self) -> str:
+        """Where updates run: "host", "stream" or "hybrid". CPU parameters always use the host."""
+        if self._settings["engine"] != "auto":
+            return self._settings["engine"]
+        params = (p for group in self.param_groups for p in group["params"])
+        return "hybrid" if any(p.is_cuda for p in params) else "host"
+
+    def synchronize(self) -> None:
+        """Waits until every update so far is done."""
+        devices = {p.device for group in self.param_groups for p in group["params"] if p.is_cuda}
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Performs one step.
+
+        Args:
+            closure: Reevaluates the model and returns the loss. Default None.
+
+        Returns:
+            What `closure` returned, or None.
+
+        Raises:
+            RuntimeError: A gradient is sparse, or a parameter or gradient is of another type than
+                float32, bfloat16 and float16. Nothing was updated then.
+        """
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            raise errors.step_in_capture(type(self).__name__)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        scale = self._inverse_loss_scale()
+        if scale is None:
+            return loss
+        work = self._work()
+        max_norm = self._settings["max_grad_norm"]
+        if max_norm is not None and work:
+            square = _extension().sum_of_squares([grad for _, _, _, grad in work])
+            self.grad_norm = math.sqrt(square) * scale
+            coefficient = max_norm / (self.grad_norm + CLIP_EPS)
+            # As torch clamps: a norm that is not a number stays one.
+            scale *= 1.0 if coefficient > 1.0 else coefficient
+        self._update(work, scale)
+        return loss
+
+    def _inverse_loss_scale(self) -> float | None:
+        """What gradients are multiplied by for GradScaler; None when it found an overflow.
+
+        GradScaler leaves the unscaling to optimizers made with fused=True; the others it hands
+        unscaled gradients, or does not call.
+        """
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is not None and found_inf.item():
+            return None
+        grad_scale = getattr(self, "grad_scale", None)
+        return 1.0 if grad_scale is None else 1.0 / grad_scale.item()
+
+    def _work(self) -> list[tuple]:
+        """(group, index, parameter, gradient) of all that have one; checked, nothing changed."""
+        work, index = [], -1
+        for group in self.param_groups:
+            for param in group["params"]:
+                index += 1
+                if param.grad is None:
+                    continue
+                self._check(param)
+                work.append((group, index, param, param.grad))
+        return work
+
+    def _check(self, param: torch.Tensor) -> None:
+        name = type(self).__name__
+        if param.grad.layout is not torch.strided:
+            raise errors.sparse_gradient(name)
+        for tensor in (param, param.grad):
+            if tensor.dtype not in PARAM_DTYPES:
+                raise errors.unsupported_dtype(name, tensor.dtype)
+
+    def _update(self, work: list[tuple], grad_scale: float) -> None:
+        extension, steps, copies, hypers = _extension(), [], [], {}
+        for group, index, param, grad in work:
+            hyper = hypers.get(id(group))
+            if hyper is None:
+                hyper = hypers[id(group)] = _hyper(extension, group)
+            dense = param.detach()
+            if not extension.is_dense(dense):
+                dense = dense.contiguous()
+                copies.append((param, dense))
+            if grad.stride() != dense.stride():
+                grad = torch.empty_like(dense, dtype=grad.dtype).copy_(grad)
+            slot, state = self._slot_of(param), self.state[param]
+            state["step"] += 1
+            steps.append(
+                extension.ParameterStep(
+                    dense,
+                    grad.detach(),
+                    slot.residual,
+                    slot.checksums,
+                    slot.exp_avg,
+                    slot.exp_avg_sq,
+                    int(state["step"].item()),
+                    index,
+                    hyper,
+                )
+            )
+        self.share = extension.adamw_step(steps, self.engine, grad_scale, self._settings["seed"])
+        for param, dense in copies:
+            param.copy_(dense)
+        # Written outside torch: a backward that saved one of them must notice.
+        torch.autograd.graph.increment_version([param for _, _, param, _ in work])
+
+    def _slot_of(self, param: torch.Tensor) -> Slot:
+        """The parameter's slot; made at its first update, and anew when it became another.
+
+        What the user put into `state` (a loaded checkpoint, another optimizer's) is taken over.
+        """
+        state, slot = self.state[param], self._slots.get(param)
+        like = param.detach() if _extension().is_dense(param) else param.detach().contiguous()
+        if slot is None or slot.kind != kind_of(like):
+            slot = self._slots[param] = Slot.zeros(_extension(), like, self.moment_dtype)
+        for name in ("exp_avg", "exp_avg_sq"):
+            ours = getattr(slot, name)
+            if state.get(name) is not ours:
+                if name in state:
+                    ours.copy_(state[name])
+                state[name] = ours
+        if not isinstance(state.get("step"), torch.Tensor) or state["step"].device.type != "cpu":
+            state["step"] = torch.tensor(float(state.get("step", 0.0)), dtype=torch.float32)
+        return slot
+
+    def _choose_moments(self) -> torch.dtype:
+        """float32 where host memory has room for all parameters' states, else bfloat16."""
+        params = [p for group in self.param_groups for p in group["params"]]
+        if not params:
+            return torch.float32
+        needed = sum(bytes_needed(p, torch.float32) for p in params)
+        fits = needed <= _extension().host_bytes_left(params[0])
+        return torch.float32 if fits else torch.bfloat16
+
+    def _masters(self) -> dict[torch.Tensor, torch.Tensor]:
+        masters = {p: slot.master(_extension(), p) for p, slot in self._slots.items()}
+        return {p: master for p, master in masters.items() if master is not None}
+
+    def state_dict(self):
+        """As torch.optim.AdamW's, which it loads in; with a float32 "master" for each parameter in
+        half precision. Moments are the live tensors, as torch's are.
+        """
+        result = super().state_dict()
+        masters, index = self._masters(), -1
+        for group in self.param_groups:
+            for param in group["params"]:
+                index += 1
+                if param in masters:
+                    result["state"][index] = {
+                        **result["state"].get(index, {}),
+                        "master": masters[param],
+                    }
+        return result
+
+    def load_state_dict(self, state_dict):
+        """Takes a state_dict of this class, of torch.optim.Adam or of torch.optim.AdamW.
+
+        Raises:
+            ValueError: Groups or shapes do not fit.
+        """
+        # Torch would cast moments to the parameter's type and device, so it gets the groups only.
+        super().load_state_dict({**state_dict, "state": {}})
+        if any(group.get("amsgrad") for group in self.param_groups):
+            raise errors.unsupported_option(type(self).__name__, "amsgrad")
+        ids = [i for group in state_dict["param_groups"] for i in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
+        self._slots.clear()
+        for key, param in zip(ids, params, strict=True):
+            saved = state_dict["state"].get(key)
+            if saved:
+                self._load(param, saved)
+
+    def _load(self, param: torch.Tensor, saved: dict) -> None:
+        for name in ("exp_avg", "exp_avg_sq", "master"):
+            if name in saved and saved[name].shape != param.shape:
+                raise errors.state_of_other_shape(name, saved[name].shape, param.shape)
+        state = self.state[param]
+        state.update({k: v for k, v in saved.items() if k not in ("master", "max_exp_avg_sq")})
+        state["step"] = torch.tensor(float(saved.get("step", 0.0)), dtype=torch.float32)
+        slot = self._slot_of(param)
+        if "master" in saved:
+            slot.set_master(_extension(), saved["master"])
+
+
+class AdamW(_HostOptimizer, torch.optim.AdamW):
+    """AdamW as `torch.optim.AdamW` computes it in float32, with masters and moments in host memory.
+
+    A parameter takes 12 bytes of host memory with float32 moments and 8 with bfloat16 ones (its
+    weight included), whatever the type of its weights: bfloat16 weights are the upper half of their
+    float32 masters, and the other 16 bits lie beside the moments. Weights changed by others
+    (load_state_dict, copy_, a swap with averages) are noticed by their content, 2048 elements at a
+    time; their masters follow, and a swap away and back loses nothing.
+
+    Args:
+        params, lr, betas, eps, weight_decay, maximize, foreach, fused: As torch.optim.AdamW takes
+            them; `foreach` and `fused` choose nothing here.
+        amsgrad, capturable, differentiable: Only False.
+        engine: Where updates run: "host" (its cores), "stream" (a GPU kernel that reads and writes
+            host memory), "hybrid" (both, each as it has time) or "auto". All give the same bits.
+            Parameters on the CPU, or on the simulated device, use the host. Default "auto": hybrid
+            for parameters on a GPU.
+        moments: "float32", "bfloat16" (with stochastic rounding) or "auto": float32 where host
+            memory has room for the states of all parameters. Default "auto".
+        max_grad_norm: Clips the global 2-norm of the gradients, as torch.nn.utils.clip_grad_norm_
+            does, without changing them; the norm is in `grad_norm` afterwards. Default None.
+        seed: Of stochastic rounding. Default 0.
+
+    Attributes:
+        grad_norm: 2-norm of the last step's gradients, unscaled; None without max_grad_norm.
+        share: Elements that the host's cores and the GPU's kernel updated in the last step.
+
+    Raises:
+        ValueError: An argument is out of range or not supported.
+    """
+
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=1e-2,
+        amsgrad=False,
+        *,
+        maximize=False,
+        foreach=None,
+        capturable=False,
+        differentiable=False,
+        fused=None,
+        engine="auto",
+        moments="auto",
+        max_grad_norm=None,
+        seed=0,
+    ):
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            maximize=maximize,
+            foreach=foreach,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+            engine=engine,
+            moments=moments,
+            max_grad_norm=max_grad_norm,
+            seed=seed,
+        )
+
+
+class Adam(_HostOptimizer, torch.optim.Adam):
+    """Adam as `torch.optim.Adam` computes it in float32: decay is added to the gradient.
+
+    Args:
+        params, lr, betas, eps, weight_decay, maximize, foreach, fused, decoupled_weight_decay: As
+            torch.optim.Adam takes them.
+        Others: As for `AdamW`.
+    """
+
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=0,
+        amsgrad=False,
+        *,
+        foreach=None,
+        maximize=False,
+        capturable=False,
+        differentiable=False,
+        fused=None,
+        decoupled_weight_decay=False,
+        engine="auto",
+        moments="auto",
+        max_grad_norm=None,
+        seed=0,
+    ):
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            foreach=foreach,
+            maximize=maximize,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+            decoupled_weight_decay=decoupled_weight_decay,
+            engine=engine,
+            moments=moments,
+            max_grad_norm=max_grad_norm,
+            seed=seed,
+        )
+
+
+def _hyper(extension, group: dict):
+    beta1, beta2 = group["betas"]
+    return extension.AdamWHyperparameters(
+        float(group["lr"]),
+        float(beta1),
+        float(beta2),
+        float(group["eps"]),
+        float(group["weight_decay"]),
+        bool(group.get("decoupled_weight_decay", True)),
+        bool(group["maximize"]),
+    )
+
+
+def _check_choice(name: str, value: object, allowed: tuple) -> None:
+    if value not in allowed:
+        raise errors.bad_argument(name, value, ", ".join(allowed))
+
+
+def _extension():
+    from trainstream import _switch
+
+    return _switch.load_extension()
