@@ -3,8 +3,8 @@
     python tools/check_layers.py [root of the tree]
 
 base <- device <- pager <- allocator <- binding and device <- optim <- binding: each may include
-what is to its left. CUDA's headers are for csrc/device/cuda_*, *.cu, csrc/allocator and csrc/binding,
-torch's for the last two; other files may not reach them through headers of ours either.
+what is to its left. CUDA's headers are for csrc/device/cuda_*, *.cu, csrc/allocator and
+csrc/binding, torch's for the last two; other files may not reach them through headers of ours.
 Exit status: 0 when all is well, 1 with one line for each violation.
 """
 
