@@ -21,8 +21,10 @@ namespace trainstream::optim {
 enum class CudaForm : uint8_t { kDirect, kBulk };
 
 struct CudaLaunch {
-    CudaForm form = CudaForm::kDirect;
-    /// Of 256 threads each. 32 are a quarter of an H200, and have 32 x 20 KiB in flight where the
+    /// On an H200 with 32 blocks, bf16 weights and fp32 moments: kBulk takes 0.243 ns a parameter,
+    /// kDirect 0.278, and only with 64 blocks as little.
+    CudaForm form = CudaForm::kBulk;
+    /// Of 256 threads each. 32 are a quarter of an H200, and have 32 x 40 KiB in flight where the
     /// link needs 100 KiB (50 GB/s for 2 us).
     unsigned blocks = 32;
 };

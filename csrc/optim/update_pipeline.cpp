@@ -82,9 +82,7 @@ void UpdatePipeline::wait_for_copies() noexcept {
     for (const Event& event : slot_free_) {
         wait(event);
     }
-    for (const Staged& staged : staged_) {
-        wait(staged.arrived);
-    }
+    wait(last_arrival_);
 }
 
 std::deque<UpdatePipeline::Chunk> UpdatePipeline::cut(std::span<const DeviceUpdate> updates) const {
@@ -143,8 +141,9 @@ UpdatePipeline::Staged UpdatePipeline::stage(Chunk chunk, const Event& ready) {
     staged.arrived = ready;
     const auto bring = [&](const void* device_bytes, size_t count, NumberFormat format) {
         void* target = std::exchange(free, free + room_of(count) * bytes_of(format));
-        staged.arrived = device_.copy(CopyDirection::kToHost, target, device_bytes,
-                                      count * bytes_of(format), {ready, slot_free_[staged.slot]});
+        last_arrival_ = device_.copy(CopyDirection::kToHost, target, device_bytes,
+                                     count * bytes_of(format), {ready, slot_free_[staged.slot]});
+        staged.arrived = last_arrival_;
         return target;
     };
     for (const DeviceUpdate& part : chunk.parts) {

@@ -103,6 +103,7 @@ private:
 
     std::deque<Event> launched_;
     std::deque<Staged> staged_;
+    Event last_arrival_;            // Of the copies to the host.
     std::vector<Event> slot_free_;  // The copies that still read each slot.
     std::vector<size_t> slots_;     // Slots that no staged chunk has.
     PipelineShare share_;
