@@ -582,6 +582,38 @@ def test_simulated_device_gives_the_bits_of_plain_tensors(tmp_path, dtype, momen
     assert numbers["peak"] <= numbers["budget"]
 
 
+REPLACED = """
+from torch.optim import AdamW
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(*[nn.Linear(512, 512) for _ in range(4)]).to(torch.bfloat16)
+optimizer = {name}(model.parameters(), lr=1e-3)
+for step in range(4):
+    x = torch.randn(64, 512, generator=torch.Generator().manual_seed(step)).to(torch.bfloat16)
+    optimizer.zero_grad()
+    model(x).float().square().mean().backward()
+    optimizer.step()
+print([digest(p) for p in model.parameters()])
+print(type(optimizer).__module__, optimizer.engine, optimizer.moment_dtype, file=sys.stderr)
+"""
+
+
+def test_variable_replaces_the_optimizers_of_an_unmodified_script(tmp_path):
+    plain = run_real(
+        tmp_path,
+        "import trainstream.optim\n" + REPLACED.format(name="trainstream.optim.AdamW"),
+        None,
+    )
+    for name in ("AdamW", "torch.optim.AdamW"):
+        under = run_real(
+            tmp_path, REPLACED.format(name=name), "vram:4MiB,optimizer:auto,moments:float32"
+        )
+        assert under.stdout == plain.stdout
+        assert "trainstream.optim.adamw host torch.float32" in under.stderr
+    stock = run_real(tmp_path, REPLACED.format(name="AdamW").rsplit("print", 1)[0], "vram:4MiB")
+    assert stock.stdout != plain.stdout
+
+
 # --- On a GPU ---
 
 # Gradients are made on the CPU, so that no other kernel's bits matter. The largest parameter is cut

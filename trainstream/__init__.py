@@ -31,7 +31,9 @@ def enable(**keys: object) -> None:
             Default "auto".
         ram: Limit of page-locked host memory, likewise. Default "auto".
         device: "auto" (the GPU), "cuda", or "sim" (CPU tensors play the device). Default "auto".
-        optimizer: "stock", the script's own. Default "stock".
+        optimizer: "stock", the script's own; or "host", "stream", "hybrid" or "auto", the engine of
+            trainstream.optim, whose Adam and AdamW torch.optim's then are. Default "stock".
+        moments: "float32", "bfloat16" or "auto", of those optimizers. Default "auto".
         min_storage: Storages under this size are never touched. Default "1MiB".
         verify: True checks that every storage dropped without a copy loses nothing. Default False.
         log: "off", "warn", "info" or "debug". Default "warn".

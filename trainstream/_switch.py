@@ -181,5 +181,20 @@ def _finish(wanted: config.Config, device: str, extension: ModuleType) -> None:
     _exit.install(extension, state.started_ns)
     _edges.install(extension, device)
     _state = state
+    if wanted.optimizer != "stock":
+        _replace_optimizers()
     if wanted.log in ("info", "debug"):
         print(f"trainstream: on: device={device} {wanted}", file=sys.stderr, flush=True)
+
+
+def _replace_optimizers() -> None:
+    """Makes torch.optim's Adam and AdamW ours, for scripts that name them from now on.
+
+    Ours are subclasses of them, so what asks for torch's class is content with ours.
+    """
+    from trainstream import optim
+
+    for name, module in (("Adam", "adam"), ("AdamW", "adamw")):
+        ours = getattr(optim, name)
+        setattr(torch.optim, name, ours)
+        setattr(sys.modules[f"torch.optim.{module}"], name, ours)

@@ -59,7 +59,9 @@ class Config:
         vram: Budget of device memory. Default auto.
         ram: Limit of page-locked host memory. Default auto.
         device: "auto" (the GPU), "cuda" or "sim". Default "auto".
-        optimizer: "stock", the script's own. Default "stock".
+        optimizer: "stock", the script's own; or the engine that torch.optim.Adam and AdamW get in
+            place of their own: "host", "stream", "hybrid" or "auto". Default "stock".
+        moments: "float32", "bfloat16" or "auto", of those. Default "auto".
         min_storage: Storages under this many bytes are never touched. Default 1 MiB.
         verify: Check that every clean drop loses nothing; slow. Default False.
         log: "off", "warn", "info" or "debug". Default "warn".
@@ -69,6 +71,7 @@ class Config:
     ram: Amount = Amount()
     device: str = "auto"
     optimizer: str = "stock"
+    moments: str = "auto"
     min_storage: int = 2**20
     verify: bool = False
     log: str = "warn"
@@ -127,7 +130,8 @@ _PARSERS: dict[str, Callable[[str, str], object]] = {
     "vram": _amount,
     "ram": _amount,
     "device": _one_of("auto", "cuda", "sim"),
-    "optimizer": _one_of("stock"),
+    "optimizer": _one_of("stock", "host", "stream", "hybrid", "auto"),
+    "moments": _one_of("auto", "float32", "bfloat16"),
     "min_storage": _size,
     "verify": _flag,
     "log": _one_of("off", "warn", "info", "debug"),

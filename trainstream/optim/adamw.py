@@ -64,14 +64,18 @@ class _HostOptimizer:
     def moment_dtype(self) -> torch.dtype:
         """Type of the moments: torch.float32 or torch.bfloat16."""
         if self._moment_dtype is None:
-            self._moment_dtype = self._choose_moments()
+            configured = MOMENTS.get(_configured("moments"))
+            self._moment_dtype = configured or self._choose_moments()
         return self._moment_dtype
 
     @property
     def engine(self) -> str:
         """Where updates run: "host", "stream" or "hybrid". CPU parameters always use the host."""
-        if self._settings["engine"] != "auto":
-            return self._settings["engine"]
+        wanted = self._settings["engine"]
+        if wanted == "auto":
+            wanted = _configured("optimizer")
+        if wanted not in ("auto", "stock"):
+            return wanted
         params = (p for group in self.param_groups for p in group["params"])
         return "hybrid" if any(p.is_cuda for p in params) else "host"
 
@@ -273,10 +277,11 @@ class AdamW(_HostOptimizer, torch.optim.AdamW):
         amsgrad, capturable, differentiable: Only False.
         engine: Where updates run: "host" (its cores), "stream" (a GPU kernel that reads and writes
             host memory), "hybrid" (both, each as it has time) or "auto". All give the same bits.
-            Parameters on the CPU, or on the simulated device, use the host. Default "auto": hybrid
-            for parameters on a GPU.
-        moments: "float32", "bfloat16" (with stochastic rounding) or "auto": float32 where host
-            memory has room for the states of all parameters. Default "auto".
+            Parameters on the CPU, or on the simulated device, use the host. Default "auto": what
+            PYTORCH_TRAINSTREAM_CONF says in `optimizer`; else hybrid for parameters on a GPU.
+        moments: "float32", "bfloat16" (with stochastic rounding) or "auto": what the configuration
+            says in `moments`; else float32 where host memory has room for the states of all
+            parameters. Default "auto".
         max_grad_norm: Clips the global 2-norm of the gradients, as torch.nn.utils.clip_grad_norm_
             does, without changing them; the norm is in `grad_norm` afterwards. Default None.
         seed: Of stochastic rounding. Default 0.
@@ -392,6 +397,14 @@ def _hyper(extension, group: dict):
 def _check_choice(name: str, value: object, allowed: tuple) -> None:
     if value not in allowed:
         raise errors.bad_argument(name, value, ", ".join(allowed))
+
+
+def _configured(key: str) -> str:
+    """The configuration's value of `key`; "auto" while trainstream is off."""
+    from trainstream import _switch
+
+    state = _switch.current()
+    return "auto" if state is None else getattr(state.config, key)
 
 
 def _extension():
