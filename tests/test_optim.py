@@ -1,8 +1,11 @@
 """trainstream.optim against torch.optim, and against itself wherever it runs."""
 
 import copy
+import gc
 import io
 import math
+import threading
+import time
 import warnings
 
 import pytest
@@ -423,6 +426,86 @@ def test_instruction_sets_and_thread_counts_agree():
         assert len(runs) >= 3
         for run in runs[1:]:
             assert_equal(run, runs[0])
+
+
+# --- Updates during backward ---
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_updates_during_backward_change_no_bit(steps, dtype):
+    def run(**options):
+        model = small_model(dtype)
+        optimizer = optim().AdamW(model.parameters(), lr=1e-2, moments="bfloat16", **options)
+        for step in range(6):
+            for micro in range(steps):
+                backward(model, step * steps + micro)
+            early = options.get("accumulation_steps") is not None
+            assert all((p.grad is None) == early for p in model.parameters())
+            optimizer.step()
+            optimizer.zero_grad()
+        assert sum(optimizer.share) == sum(p.numel() for p in model.parameters())
+        return weights(model)
+
+    assert_equal(run(accumulation_steps=steps), run())
+
+
+def test_fewer_gradients_than_promised_are_used_by_step():
+    def run(**options):
+        model = small_model()
+        optimizer = optim().AdamW(model.parameters(), **options)
+        train(model, optimizer, 3)
+        return weights(model)
+
+    assert_equal(run(accumulation_steps=4), run())
+
+
+def test_more_gradients_than_promised_are_an_error():
+    model = small_model()
+    optimizer = optim().AdamW(model.parameters(), accumulation_steps=1)
+    backward(model, 0)
+    with pytest.raises(RuntimeError, match="accumulation_steps is 1"):
+        backward(model, 1)
+    optimizer.step()
+    optimizer.zero_grad()
+    train(model, optimizer, 1)
+
+
+def test_fault_of_an_early_update_is_raised_by_step():
+    embedding = nn.Embedding(10, 3, sparse=True)
+    optimizer = optim().AdamW(embedding.parameters(), accumulation_steps=1)
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match="sparse gradients"):
+        optimizer.step()
+
+
+def test_clipping_and_checkpoints_with_the_promise():
+    def run(resume, **options):
+        model = small_model(torch.bfloat16)
+        optimizer = optim().AdamW(model.parameters(), max_grad_norm=0.1, **options)
+        train(model, optimizer, 3)
+        if resume:
+            optimizer.load_state_dict(through_a_file(optimizer.state_dict()))
+        train(model, optimizer, 3, 3)
+        return weights(model)
+
+    assert_equal(run(False, accumulation_steps=1), run(False))
+    assert_equal(run(True, accumulation_steps=1), run(False))
+
+
+def test_thread_of_early_updates_ends_with_its_optimizer():
+    before = threading.active_count()
+    model = small_model()
+    optimizer = optim().AdamW(model.parameters(), accumulation_steps=1)
+    train(model, optimizer, 1)
+    assert threading.active_count() == before + 1
+    del model, optimizer
+    gc.collect()
+    for _ in range(500):
+        if threading.active_count() == before:
+            break
+        time.sleep(0.01)
+    assert threading.active_count() == before
 
 
 # --- Checkpoints ---

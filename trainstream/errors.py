@@ -98,6 +98,14 @@ def step_in_capture(optimizer: str) -> RuntimeError:
     )
 
 
+def gradient_after_update(accumulation_steps: int) -> RuntimeError:
+    return RuntimeError(
+        f"a parameter got one more gradient after its update: accumulation_steps is "
+        f"{accumulation_steps}, but more backward passes came before step(); give their number, or "
+        "None to update in step()"
+    )
+
+
 def sparse_gradient(optimizer: str) -> RuntimeError:
     return RuntimeError(
         f"trainstream.optim.{optimizer} does not support sparse gradients; use "

@@ -10,6 +10,7 @@ import math
 import torch
 
 from trainstream import errors
+from trainstream.optim._early import EarlyUpdates
 from trainstream.optim._slot import Slot, bytes_needed, kind_of
 
 ENGINES = ("auto", "host", "stream", "hybrid")
@@ -26,21 +27,28 @@ class _HostOptimizer:
     passes every isinstance.
     """
 
-    def __init__(self, params, *args, engine, moments, max_grad_norm, seed, **kwargs):
+    def __init__(
+        self, params, *args, engine, moments, max_grad_norm, accumulation_steps, seed, **kwargs
+    ):
         _check_choice("engine", engine, ENGINES)
         _check_choice("moments", moments, ("auto", *MOMENTS))
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise errors.bad_argument("max_grad_norm", max_grad_norm, "None or a number above 0")
+        if accumulation_steps is not None and not accumulation_steps >= 1:
+            raise errors.bad_argument("accumulation_steps", accumulation_steps, "None or 1, 2, ...")
         self._settings = {"engine": engine, "moments": moments, "max_grad_norm": max_grad_norm}
-        self._settings["seed"] = int(seed)
+        self._settings |= {"seed": int(seed), "accumulation_steps": accumulation_steps}
         self._slots: dict[torch.Tensor, Slot] = {}
         self._moment_dtype = MOMENTS.get(moments)
         self.grad_norm: float | None = None
-        self.share: tuple[int, int] = (0, 0)
+        self.share = self._share = (0, 0)
+        self._early: EarlyUpdates | None = None
+        self._places: dict[torch.Tensor, tuple[dict, int]] = {}
         super().__init__(params, *args, **kwargs)
         for name in ("amsgrad", "capturable", "differentiable"):
             if self.defaults.get(name):
                 raise errors.unsupported_option(type(self).__name__, name)
+        self._watch_gradients()
 
     def __getstate__(self):
         return {
@@ -54,11 +62,13 @@ class _HostOptimizer:
 
     def __setstate__(self, state):
         masters = state.pop("_masters", None) if "_settings" in state else None
+        self._places = {}
         super().__setstate__(state)
         if masters is not None:  # A copy of another optimizer, with slots of its own.
-            self._slots = {}
+            self._slots, self._early, self._share = {}, None, (0, 0)
             for param, master in masters.items():
                 self._slot_of(param).set_master(_extension(), master)
+            self._watch_gradients()
 
     @property
     def moment_dtype(self) -> torch.dtype:
@@ -79,8 +89,35 @@ class _HostOptimizer:
         params = (p for group in self.param_groups for p in group["params"])
         return "hybrid" if any(p.is_cuda for p in params) else "host"
 
+    def add_param_group(self, param_group):
+        super().add_param_group(param_group)
+        self._places = {}
+
+    def _watch_gradients(self) -> None:
+        """Updates start in backward where the user said how many gradients make a step, unless
+        clipping needs all of them first.
+        """
+        steps = self._settings["accumulation_steps"]
+        if steps is None or self._settings["max_grad_norm"] is not None:
+            return
+        if self._early is None:
+            self._early = EarlyUpdates(self, steps)
+        self._early.watch(p for group in self.param_groups for p in group["params"])
+
+    def _located(self, param: torch.Tensor) -> tuple[dict, int]:
+        """A parameter's group, and its number among all parameters."""
+        if param not in self._places:
+            index, self._places = 0, {}
+            for group in self.param_groups:
+                for other in group["params"]:
+                    self._places[other] = group, index
+                    index += 1
+        return self._places[param]
+
     def synchronize(self) -> None:
         """Waits until every update so far is done."""
+        if self._early is not None:
+            self._early.wait()
         devices = {p.device for group in self.param_groups for p in group["params"] if p.is_cuda}
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
@@ -105,6 +142,10 @@ class _HostOptimizer:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._early is not None:
+            self._early.wait()
+            self._early.begin_step()
+            self._watch_gradients()  # Of parameters that are new, or frozen no more.
         scale = self._inverse_loss_scale()
         if scale is None:
             return loss
@@ -117,6 +158,7 @@ class _HostOptimizer:
             # As torch clamps: a norm that is not a number stays one.
             scale *= 1.0 if coefficient > 1.0 else coefficient
         self._update(work, scale)
+        self.share, self._share = self._share, (0, 0)
         return loss
 
     def _inverse_loss_scale(self) -> float | None:
@@ -133,21 +175,18 @@ class _HostOptimizer:
 
     def _work(self) -> list[tuple]:
         """(group, index, parameter, gradient) of all that have one; checked, nothing changed."""
-        work, index = [], -1
-        for group in self.param_groups:
-            for param in group["params"]:
-                index += 1
-                if param.grad is None:
-                    continue
-                self._check(param)
-                work.append((group, index, param, param.grad))
+        params = [p for group in self.param_groups for p in group["params"]]
+        self._places = {}  # Scripts may have changed the groups.
+        work = [(*self._located(p), p, p.grad) for p in params if p.grad is not None]
+        for _, _, param, grad in work:
+            self._check(param, grad)
         return work
 
-    def _check(self, param: torch.Tensor) -> None:
+    def _check(self, param: torch.Tensor, grad: torch.Tensor) -> None:
         name = type(self).__name__
-        if param.grad.layout is not torch.strided:
+        if grad.layout is not torch.strided:
             raise errors.sparse_gradient(name)
-        for tensor in (param, param.grad):
+        for tensor in (param, grad):
             if tensor.dtype not in PARAM_DTYPES:
                 raise errors.unsupported_dtype(name, tensor.dtype)
 
@@ -178,7 +217,10 @@ class _HostOptimizer:
                     hyper,
                 )
             )
-        self.share = extension.adamw_step(steps, self.engine, grad_scale, self._settings["seed"])
+        if not steps:
+            return
+        share = extension.adamw_step(steps, self.engine, grad_scale, self._settings["seed"])
+        self._share = (self._share[0] + share[0], self._share[1] + share[1])
         for param, dense in copies:
             param.copy_(dense)
         # Written outside torch: a backward that saved one of them must notice.
@@ -220,6 +262,8 @@ class _HostOptimizer:
         """As torch.optim.AdamW's, which it loads in; with a float32 "master" for each parameter in
         half precision. Moments are the live tensors, as torch's are.
         """
+        if self._early is not None:
+            self._early.wait()
         result = super().state_dict()
         masters, index = self._masters(), -1
         for group in self.param_groups:
@@ -238,6 +282,8 @@ class _HostOptimizer:
         Raises:
             ValueError: Groups or shapes do not fit.
         """
+        if self._early is not None:
+            self._early.wait()
         # Torch would cast moments to the parameter's type and device, so it gets the groups only.
         super().load_state_dict({**state_dict, "state": {}})
         if any(group.get("amsgrad") for group in self.param_groups):
@@ -284,6 +330,11 @@ class AdamW(_HostOptimizer, torch.optim.AdamW):
             parameters. Default "auto".
         max_grad_norm: Clips the global 2-norm of the gradients, as torch.nn.utils.clip_grad_norm_
             does, without changing them; the norm is in `grad_norm` afterwards. Default None.
+        accumulation_steps: How many backward passes make a step: a promise that lets each update
+            start during the last of them, as soon as its gradient is finished, and frees the
+            gradient. Nothing is divided by it. With max_grad_norm updates wait for the norm, and
+            it changes nothing. Not for GradScaler, which must see all gradients first. Default
+            None: updates run in step().
         seed: Of stochastic rounding. Default 0.
 
     Attributes:
@@ -311,6 +362,7 @@ class AdamW(_HostOptimizer, torch.optim.AdamW):
         engine="auto",
         moments="auto",
         max_grad_norm=None,
+        accumulation_steps=None,
         seed=0,
     ):
         super().__init__(
@@ -328,6 +380,7 @@ class AdamW(_HostOptimizer, torch.optim.AdamW):
             engine=engine,
             moments=moments,
             max_grad_norm=max_grad_norm,
+            accumulation_steps=accumulation_steps,
             seed=seed,
         )
 
@@ -359,6 +412,7 @@ class Adam(_HostOptimizer, torch.optim.Adam):
         engine="auto",
         moments="auto",
         max_grad_norm=None,
+        accumulation_steps=None,
         seed=0,
     ):
         super().__init__(
@@ -377,6 +431,7 @@ class Adam(_HostOptimizer, torch.optim.Adam):
             engine=engine,
             moments=moments,
             max_grad_norm=max_grad_norm,
+            accumulation_steps=accumulation_steps,
             seed=seed,
         )
 

@@ -1,0 +1,149 @@
+"""Updates that run while backward does: each parameter's as soon as its gradient is finished.
+
+Only for those who say how many backward passes make a step: an update cannot be taken back when one
+more gradient comes.
+"""
+
+import os
+import queue
+import threading
+import weakref
+
+import torch
+
+from trainstream import errors
+
+
+class EarlyUpdates:
+    """Counts gradients, and updates complete ones on a thread and, on GPUs, a stream of its own.
+
+    Owner: the optimizer, which it knows weakly. Lock: none; `_counts` belongs to whoever runs
+    backward, the queue is thread-safe, and between wait() and the next backward nothing runs.
+
+    Args:
+        optimizer: Has `_update(work, grad_scale)` and `_located(param)`.
+        accumulation_steps: Gradients that a parameter gets before it is updated, >= 1.
+    """
+
+    def __init__(self, optimizer, accumulation_steps: int):
+        self._optimizer = weakref.ref(optimizer)
+        self._steps = accumulation_steps
+        self._counts: dict[torch.Tensor, int] = {}
+        self._hooks: dict[torch.Tensor, object] = {}
+        self._queue: queue.SimpleQueue = queue.SimpleQueue()
+        self._worker: threading.Thread | None = None
+        self._pid = 0
+        self._fault: BaseException | None = None
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._updated: set[torch.Tensor] = set()
+
+    def watch(self, params) -> None:
+        """Hooks every parameter that requires a gradient and has no hook yet."""
+        myself = weakref.ref(self)  # A parameter does not keep its optimizer.
+
+        def gradient_done(param: torch.Tensor) -> None:
+            early = myself()
+            if early is not None:
+                early._gradient_done(param)
+
+        for param in params:
+            if param.requires_grad and param not in self._hooks:
+                self._hooks[param] = param.register_post_accumulate_grad_hook(gradient_done)
+
+    def __del__(self):
+        self._queue.put(None)  # Ends the worker.
+        for hook in self._hooks.values():
+            hook.remove()
+
+    def begin_step(self) -> None:
+        """Gradients count from nothing again. Requires: no update runs (wait())."""
+        self._counts.clear()
+        self._updated.clear()
+
+    def wait(self) -> None:
+        """Until all updates are done, for the host and for the current streams.
+
+        Raises:
+            What an update raised.
+        """
+        if self._worker is not None:
+            done = threading.Event()
+            self._queue.put(done)
+            done.wait()
+        for device, stream in self._streams.items():
+            torch.cuda.current_stream(device).wait_stream(stream)
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
+
+    def _gradient_done(self, param: torch.Tensor) -> None:
+        if param in self._updated:
+            raise errors.gradient_after_update(self._steps)
+        count = self._counts[param] = self._counts.get(param, 0) + 1
+        optimizer = self._optimizer()
+        if count < self._steps or optimizer is None or self._fault is not None:
+            return
+        self._updated.add(param)
+        grad, param.grad = param.grad, None
+        event = None
+        if param.is_cuda:
+            event = torch.cuda.current_stream(param.device).record_event()
+        self._start_worker()
+        self._queue.put((param, grad, event))
+
+    def _start_worker(self) -> None:
+        if self._worker is None or self._pid != os.getpid():  # A fork does not copy threads.
+            self._pid = os.getpid()
+            self._worker = threading.Thread(
+                target=_work, args=(self._queue, weakref.ref(self)), daemon=True
+            )
+            self._worker.start()
+
+    def _run(self, items: list[tuple]) -> None:
+        optimizer = self._optimizer()
+        if optimizer is None or self._fault is not None:
+            return
+        try:
+            with torch.no_grad():
+                self._update(optimizer, items)
+        except BaseException as fault:  # Raised again where the script waits.
+            self._fault = fault
+
+    def _update(self, optimizer, items: list[tuple]) -> None:
+        work = [(*optimizer._located(param), param, grad) for param, grad, _ in items]
+        for _, _, param, grad in work:
+            optimizer._check(param, grad)
+        by_device: dict[torch.device, list[tuple]] = {}
+        for entry in work:
+            by_device.setdefault(entry[2].device, []).append(entry)
+        for device, entries in by_device.items():
+            if device.type != "cuda":
+                optimizer._update(entries, 1.0)
+                continue
+            stream = self._streams.get(device)
+            if stream is None:
+                stream = self._streams[device] = torch.cuda.Stream(device)
+            with torch.cuda.stream(stream):
+                for _, _, event in items:
+                    if event is not None:
+                        stream.wait_event(event)
+                optimizer._update(entries, 1.0)
+                for _, _, _, grad in entries:
+                    grad.record_stream(stream)  # Its memory is the backward stream's.
+
+
+def _work(work: queue.SimpleQueue, owner: weakref.ref) -> None:
+    """Takes all that is there at once: large updates share the cores best."""
+    while True:
+        items = [work.get()]
+        while not work.empty():
+            items.append(work.get())
+        waiting = [item for item in items if isinstance(item, threading.Event)]
+        early = owner()
+        if early is not None:
+            early._run([item for item in items if isinstance(item, tuple)])
+        for event in waiting:
+            event.set()
+        if early is None or None in items:
+            return
+        del early, items
