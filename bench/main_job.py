@@ -26,7 +26,7 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 class Worker:
     """bench/train_worker.py in a process of its own."""
 
-    def __init__(self, options, conf=None):
+    def __init__(self, options, conf=None, kind="stock"):
         environment = {k: v for k, v in os.environ.items() if "TRAINSTREAM" not in k}
         path = [str(FOLDER.parent), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(p for p in path if p)
@@ -34,7 +34,7 @@ class Worker:
             environment.update(PYTORCH_TRAINSTREAM="1", PYTORCH_TRAINSTREAM_CONF=conf)
         command = [sys.executable, str(FOLDER / "train_worker.py"), "--shape", options.shape]
         command += ["--device", options.device, "--length", str(options.length)]
-        command += ["--sequences", str(options.sequences)]
+        command += ["--sequences", str(options.sequences), "--kind", kind]
         self.process = subprocess.Popen(
             command,
             env=environment,
@@ -76,8 +76,8 @@ class Worker:
         return [step["loss"] for step in self.steps]
 
 
-def train(options, conf=None):
-    worker = Worker(options, conf)
+def train(options, conf=None, kind="stock"):
+    worker = Worker(options, conf, kind)
     for _ in range(options.steps):
         worker.step()
     return worker.end()

@@ -38,8 +38,11 @@ SHAPES = {
 }
 
 
-def build(shape, device, seed=0):
-    """The model in bfloat16, built on the CPU and moved to `device`, checkpointing on."""
+def build(shape, device, seed=0, wrap=None):
+    """The model in bfloat16, built on the CPU and moved to `device`, checkpointing on.
+
+    `wrap` may put something around it before it moves, and then moves it itself.
+    """
     config = Qwen2Config(max_position_embeddings=4096, use_cache=False, **SHAPES[shape])
     torch.manual_seed(seed)
     with torch.device("meta"):
@@ -48,7 +51,26 @@ def build(shape, device, seed=0):
     fill(model, seed)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
-    return model.to(device)
+    return model.to(device) if wrap is None else wrap(model)
+
+
+def fsdp2_offload(model):
+    """FSDP2 on one rank with parameters, gradients and optimizer in page-locked host memory."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    policy = CPUOffloadPolicy(pin_memory=True)
+    for layer in model.model.layers:
+        fully_shard(layer, offload_policy=policy)
+    return fully_shard(model, offload_policy=policy)
+
+
+def host_optimizer(parameters, lr):
+    import trainstream.optim
+
+    return trainstream.optim.AdamW(parameters, lr=lr, moments="bfloat16", accumulation_steps=1)
 
 
 @torch.no_grad()
@@ -73,10 +95,14 @@ def fill(model, seed):
 class Trainer:
     """One optimizer step on `sequences` x `length` random tokens, different ones each step."""
 
-    def __init__(self, shape, device, sequences=4, length=2048, lr=1e-5):
-        self.model = build(shape, device)
-        fused = device == "cuda"
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, fused=fused)
+    def __init__(self, shape, device, sequences=4, length=2048, lr=1e-5, kind="stock"):
+        """`kind`: "stock", "host-optimizer" (trainstream's) or "fsdp2-offload"."""
+        self.model = build(shape, device, wrap=fsdp2_offload if kind == "fsdp2-offload" else None)
+        if kind == "host-optimizer":
+            self.optimizer = host_optimizer(self.model.parameters(), lr)
+        else:
+            fused = device == "cuda"
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, fused=fused)
         self.device, self.size = device, (sequences, length)
         self.generator = torch.Generator().manual_seed(1)
 
@@ -95,6 +121,7 @@ def digest(model):
 
     def of(param):
         # A copy of each in turn: a whole model of them would not fit beside what is paged.
+        param = param.to_local() if hasattr(param, "to_local") else param
         return hashlib.sha256(param.detach().cpu().view(torch.uint8).numpy()).digest()
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:

@@ -28,6 +28,9 @@ def counters(device):
         found["driver_frees"] = stats["num_device_free"]
         found["ooms"] = stats["num_ooms"]
     extension = sys.modules.get("trainstream._C")
+    if extension is not None and hasattr(extension, "host_pool_stats"):
+        pool = extension.host_pool_stats(torch.zeros(1, device=device))
+        found.update({f"pool_{key}": value for key, value in pool.items()})
     if extension is not None:
         found.update({f"ts_{key}": value for key, value in extension.stats().items()})
     return found
@@ -41,6 +44,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=qwen2.SHAPES, default="tiny")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--kind", default="stock", help="see qwen2.Trainer")
     parser.add_argument("--sequences", type=int, default=4)
     parser.add_argument("--length", type=int, default=2048)
     options = parser.parse_args()
@@ -50,7 +54,9 @@ def main():
     sync = torch.cuda.synchronize if options.device == "cuda" else (lambda: None)
 
     start = time.perf_counter()
-    trainer = qwen2.Trainer(options.shape, options.device, options.sequences, options.length)
+    trainer = qwen2.Trainer(
+        options.shape, options.device, options.sequences, options.length, kind=options.kind
+    )
     sync()
     parameters = sum(p.numel() for p in trainer.model.parameters())
     answer(
@@ -68,7 +74,14 @@ def main():
         loss = trainer.step()
         sync()
         seconds = time.perf_counter() - start
-        answer(event="step", seconds=seconds, loss=loss.item().hex(), **counters(options.device))
+        share = getattr(trainer.optimizer, "share", (0, 0))
+        answer(
+            event="step",
+            seconds=seconds,
+            loss=loss.item().hex(),
+            host_share=share[0] / max(1, sum(share)),
+            **counters(options.device),
+        )
     start = time.perf_counter()
     answer(event="digest", weights=qwen2.digest(trainer.model), seconds=time.perf_counter() - start)
 
