@@ -120,6 +120,13 @@ def unsupported_dtype(optimizer: str, dtype: object) -> RuntimeError:
     )
 
 
+def unsupported_tensor(optimizer: str, what: str) -> RuntimeError:
+    return RuntimeError(
+        f"trainstream.optim.{optimizer} works on plain tensors on the CPU or a GPU, got {what}; "
+        f"use torch.optim.{optimizer} for these parameters"
+    )
+
+
 def state_of_other_shape(name: str, saved: object, wanted: object) -> ValueError:
     return ValueError(
         f"the loaded {name} has shape {tuple(saved)}, but its parameter has {tuple(wanted)}; the "

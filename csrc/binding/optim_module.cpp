@@ -50,6 +50,12 @@ py::tuple step(const std::vector<ParameterStep>& steps, const std::string& engin
     return py::make_tuple(share.host, share.kernel);
 }
 
+/// Whether its memory holds its elements, each once and nothing between them. Not so where a flag
+/// negates them, or where they are zeros that have no memory.
+bool is_dense(const at::Tensor& tensor) {
+    return tensor.is_non_overlapping_and_dense() && !tensor.is_neg() && !tensor._is_zerotensor();
+}
+
 /// A CPU tensor of zeros like `like`, in the memory that the host works on; see host_memory.h.
 at::Tensor zeros_on_host(const at::Tensor& like, const py::object& dtype) {
     const auto type = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
@@ -95,8 +101,7 @@ void add_optim_functions(py::module_& module) {
     module.attr("tile_elements") = optim::kTile;
     module.def("adamw_step", &step);
     module.def("sum_of_squares", &sum_of_squares, NoGil());
-    module.def("is_dense",
-               [](const at::Tensor& tensor) { return tensor.is_non_overlapping_and_dense(); });
+    module.def("is_dense", &is_dense);
     module.def("zeros_on_host", &zeros_on_host);
     module.def("checksums_on_host", &checksums_on_host);
     module.def("host_bytes_left", &host_bytes_left);

@@ -152,7 +152,7 @@ class _HostOptimizer:
         work = self._work()
         max_norm = self._settings["max_grad_norm"]
         if max_norm is not None and work:
-            square = _extension().sum_of_squares([grad for _, _, _, grad in work])
+            square = _extension().sum_of_squares([_dense(grad) for _, _, _, grad in work])
             self.grad_norm = math.sqrt(square) * scale
             coefficient = max_norm / (self.grad_norm + CLIP_EPS)
             # As torch clamps: a norm that is not a number stays one.
@@ -186,7 +186,12 @@ class _HostOptimizer:
         name = type(self).__name__
         if grad.layout is not torch.strided:
             raise errors.sparse_gradient(name)
+        if param.device.type not in ("cpu", "cuda"):
+            raise errors.unsupported_tensor(name, f"parameters on {param.device}")
         for tensor in (param, grad):
+            # Such as DTensor: the memory is that of other tensors.
+            if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+                raise errors.unsupported_tensor(name, type(tensor).__name__)
             if tensor.dtype not in PARAM_DTYPES:
                 raise errors.unsupported_dtype(name, tensor.dtype)
 
@@ -196,11 +201,10 @@ class _HostOptimizer:
             hyper = hypers.get(id(group))
             if hyper is None:
                 hyper = hypers[id(group)] = _hyper(extension, group)
-            dense = param.detach()
-            if not extension.is_dense(dense):
-                dense = dense.contiguous()
+            dense = _dense(param.detach())
+            if not extension.is_dense(param):
                 copies.append((param, dense))
-            if grad.stride() != dense.stride():
+            if grad.stride() != dense.stride() or not extension.is_dense(grad):
                 grad = torch.empty_like(dense, dtype=grad.dtype).copy_(grad)
             slot, state = self._slot_of(param), self.state[param]
             state["step"] += 1
@@ -232,7 +236,7 @@ class _HostOptimizer:
         What the user put into `state` (a loaded checkpoint, another optimizer's) is taken over.
         """
         state, slot = self.state[param], self._slots.get(param)
-        like = param.detach() if _extension().is_dense(param) else param.detach().contiguous()
+        like = _dense(param.detach())
         if slot is None or slot.kind != kind_of(like):
             slot = self._slots[param] = Slot.zeros(_extension(), like, self.moment_dtype)
         for name in ("exp_avg", "exp_avg_sq"):
@@ -447,6 +451,13 @@ def _hyper(extension, group: dict):
         bool(group.get("decoupled_weight_decay", True)),
         bool(group["maximize"]),
     )
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy whose memory holds its elements and nothing else."""
+    if _extension().is_dense(tensor):
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _check_choice(name: str, value: object, allowed: tuple) -> None:

@@ -1,0 +1,77 @@
+"""What trainstream.optim does with odd gradients, parameters and states: what torch does."""
+
+import pytest
+import torch
+from real_runner import needs_extension
+from torch import nn
+
+pytestmark = needs_extension
+
+
+def optim():
+    import trainstream.optim
+
+    return trainstream.optim
+
+
+def ones_like_grads(*params):
+    for p in params:
+        p.grad = torch.ones_like(p)
+
+
+ODD_GRADS = {
+    "expanded": lambda: torch.full((1,), 2.0).expand(6),
+    "negated": lambda: torch._neg_view(torch.arange(6.0)),
+    "zeros without memory": lambda: torch._efficientzerotensor(6),
+    "strided": lambda: torch.arange(12.0)[::2],
+}
+
+
+@pytest.mark.parametrize("name", ODD_GRADS)
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_gradients_that_are_not_what_lies_in_memory(name, clip):
+    results = []
+    for module in (optim(), torch.optim):
+        p = nn.Parameter(torch.ones(6))
+        options = {"max_grad_norm": clip} if module is not torch.optim else {}
+        optimizer = module.AdamW([p], lr=0.1, **options)
+        for _ in range(2):
+            p.grad = ODD_GRADS[name]()
+            if clip is not None and module is torch.optim:
+                p.grad = p.grad.clone() + 0
+                nn.utils.clip_grad_norm_([p], clip)
+            optimizer.step()
+        results.append(p.detach())
+    assert torch.allclose(*results, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parameter_whose_elements_are_negated(dtype):
+    stored = torch.arange(1.0, 7.0, dtype=dtype)
+    p = nn.Parameter(torch._neg_view(stored))
+    optimizer = optim().AdamW([p], lr=0.0625, weight_decay=0.0)
+    ones_like_grads(p)
+    optimizer.step()
+    assert torch.equal(stored, torch.arange(1.0, 7.0, dtype=dtype) + 0.0625)
+
+
+def test_tensors_without_memory_of_their_own_are_refused():
+    class Wrapper(torch.Tensor):
+        @staticmethod
+        def __new__(cls, shape):
+            return torch.Tensor._make_wrapper_subclass(cls, shape)
+
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            return Wrapper(args[0].shape)
+
+    plain = nn.Parameter(torch.ones(4))
+    for odd, words in (
+        (nn.Parameter(Wrapper((4,)), requires_grad=True), "plain tensors.*got Wrapper"),
+        (nn.Parameter(torch.ones(4, device="meta")), "got parameters on meta"),
+    ):
+        optimizer = optim().AdamW([plain, odd])
+        ones_like_grads(plain, odd)
+        with pytest.raises(RuntimeError, match=words):
+            optimizer.step()
+    assert torch.equal(plain, torch.ones(4))
