@@ -1,8 +1,10 @@
 """What trainstream.optim does with odd gradients, parameters and states: what torch does."""
 
+import warnings
+
 import pytest
 import torch
-from real_runner import needs_extension
+from real_runner import needs_extension, run_real
 from torch import nn
 
 pytestmark = needs_extension
@@ -75,3 +77,45 @@ def test_tensors_without_memory_of_their_own_are_refused():
         with pytest.raises(RuntimeError, match=words):
             optimizer.step()
     assert torch.equal(plain, torch.ones(4))
+
+
+NO_ROOM = """
+import trainstream.optim
+from torch import nn
+params = [nn.Parameter(torch.ones(n)) for n in (1 << 16, 1 << 16, 64 << 20)]
+optimizer = trainstream.optim.AdamW(params, moments="float32")
+for p in params:
+    p.grad = torch.ones_like(p)
+try:
+    optimizer.step()
+except RuntimeError as fault:
+    print("no host memory for an optimizer state" in str(fault))
+print([float(optimizer.state[p]["step"]) for p in params[:2]])
+print([bool((p == 1).all()) for p in params])
+params[2].grad = None
+optimizer.step()
+print([float(optimizer.state[p]["step"]) for p in params[:2]])
+"""
+
+
+def test_step_without_room_for_its_states_is_no_step(tmp_path):
+    result = run_real(tmp_path, NO_ROOM, "vram:1GiB,ram:100MiB")
+    expected = ["True", "[0.0, 0.0]", "[True, True, True]", "[1.0, 1.0]"]
+    assert result.stdout.splitlines() == expected
+
+
+def test_parameter_twice_in_a_group_is_updated_twice():
+    """With more elements than a piece of work, so that two threads could have met in it."""
+    results = []
+    for module in (optim(), torch.optim):
+        torch.manual_seed(0)
+        p = nn.Parameter(torch.randn(300_000))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            optimizer = module.AdamW([p, p], lr=1e-2)
+        for _ in range(3):
+            p.grad = torch.randn(p.shape)
+            optimizer.step()
+        assert int(optimizer.state[p]["step"]) == 6
+        results.append(p.detach())
+    assert torch.allclose(*results, rtol=1e-5, atol=1e-7)

@@ -197,7 +197,12 @@ class _HostOptimizer:
 
     def _update(self, work: list[tuple], grad_scale: float) -> None:
         extension, steps, copies, hypers = _extension(), [], [], {}
+        counters: dict[torch.Tensor, torch.Tensor] = {}
+        again = []
         for group, index, param, grad in work:
+            if param in counters:  # Twice in a group: one update after the other, as torch does.
+                again.append((group, index, param, grad))
+                continue
             hyper = hypers.get(id(group))
             if hyper is None:
                 hyper = hypers[id(group)] = _hyper(extension, group)
@@ -207,7 +212,7 @@ class _HostOptimizer:
             if grad.stride() != dense.stride() or not extension.is_dense(grad):
                 grad = torch.empty_like(dense, dtype=grad.dtype).copy_(grad)
             slot, state = self._slot_of(param), self.state[param]
-            state["step"] += 1
+            counters[param] = state["step"]
             steps.append(
                 extension.ParameterStep(
                     dense,
@@ -216,7 +221,7 @@ class _HostOptimizer:
                     slot.checksums,
                     slot.exp_avg,
                     slot.exp_avg_sq,
-                    int(state["step"].item()),
+                    int(state["step"].item()) + 1,
                     index,
                     hyper,
                 )
@@ -225,10 +230,14 @@ class _HostOptimizer:
             return
         share = extension.adamw_step(steps, self.engine, grad_scale, self._settings["seed"])
         self._share = (self._share[0] + share[0], self._share[1] + share[1])
+        for counter in counters.values():  # Not before: what failed was no step.
+            counter += 1
         for param, dense in copies:
             param.copy_(dense)
         # Written outside torch: a backward that saved one of them must notice.
-        torch.autograd.graph.increment_version([param for _, _, param, _ in work])
+        torch.autograd.graph.increment_version(list(counters))
+        if again:
+            self._update(again, grad_scale)
 
     def _slot_of(self, param: torch.Tensor) -> Slot:
         """The parameter's slot; made at its first update, and anew when it became another.
