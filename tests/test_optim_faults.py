@@ -119,3 +119,29 @@ def test_parameter_twice_in_a_group_is_updated_twice():
         assert int(optimizer.state[p]["step"]) == 6
         results.append(p.detach())
     assert torch.allclose(*results, rtol=1e-5, atol=1e-7)
+
+
+FORKED = """
+import os, trainstream.optim
+p = torch.nn.Parameter(torch.ones(1 << 16))
+optimizer = trainstream.optim.AdamW([p], lr=0.125, weight_decay=0.0, accumulation_steps=1)
+def step():
+    p.sum().backward()
+    optimizer.step()
+    optimizer.state_dict()
+step()
+child = os.fork()
+if child == 0:
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    step()
+    os._exit(int(p[0] * 8))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+step()
+print(float(p[0]))
+"""
+
+
+def test_child_steps_though_it_has_no_thread_for_early_updates(tmp_path):
+    result = run_real(tmp_path, FORKED, None, seconds=20)
+    assert result.stdout.split() == ["5", "0.75"]

@@ -67,6 +67,7 @@ class EarlyUpdates:
             What an update raised.
         """
         if self._worker is not None:
+            self._start_worker()  # A forked child has none, but what was queued.
             done = threading.Event()
             self._queue.put(done)
             done.wait()
