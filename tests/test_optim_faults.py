@@ -145,3 +145,66 @@ print(float(p[0]))
 def test_child_steps_though_it_has_no_thread_for_early_updates(tmp_path):
     result = run_real(tmp_path, FORKED, None, seconds=20)
     assert result.stdout.split() == ["5", "0.75"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_state_that_the_script_cleared_begins_anew(dtype):
+    moved = []
+    for clear in (True, False):
+        p = nn.Parameter(torch.ones(6, dtype=dtype))
+        optimizer = optim().AdamW([p], lr=0.0625, weight_decay=0.0)
+        for _ in range(3 if clear else 0):
+            ones_like_grads(p)
+            optimizer.step()
+        optimizer.state.clear()
+        assert optimizer.state_dict()["state"] == {}
+        with torch.no_grad():
+            p.fill_(1.0)
+        p.grad = -torch.ones_like(p)
+        optimizer.step()
+        moved.append(p.detach())
+    assert torch.equal(*moved)
+
+
+def test_states_of_replaced_parameters_are_given_back():
+    optimizer = optim().AdamW([nn.Parameter(torch.ones(4))])
+    for _ in range(4):
+        p = nn.Parameter(torch.ones(4))
+        optimizer.param_groups[0]["params"] = [p]
+        optimizer.state.clear()
+        ones_like_grads(p)
+        optimizer.step()
+    assert len(optimizer._slots) <= 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_masters_of_parameters_with_gaps_between_their_elements(dtype):
+    wide = torch.randn(64, 80, generator=torch.Generator().manual_seed(0)).to(dtype)
+    masters = []
+    for p in (nn.Parameter(wide[:, ::2]), nn.Parameter(wide[:, ::2].clone())):
+        optimizer = optim().AdamW([p], lr=1e-3)
+        for _ in range(3):
+            ones_like_grads(p)
+            optimizer.step()
+        masters.append(optimizer.state_dict()["state"][0]["master"])
+        assert torch.equal(masters[-1].to(dtype), p)
+    assert torch.equal(*masters)
+
+
+def test_masters_of_parameters_that_became_others():
+    for old, new, shape in (
+        (torch.float32, torch.bfloat16, 6),
+        (torch.bfloat16, torch.float32, 6),
+        (torch.bfloat16, torch.float16, 6),
+        (torch.float16, torch.bfloat16, 6),
+        (torch.bfloat16, torch.bfloat16, 5000),
+    ):
+        p = nn.Parameter(torch.ones(6, dtype=old))
+        optimizer = optim().AdamW([p], lr=1e-3)
+        ones_like_grads(p)
+        optimizer.step()
+        p.grad = None
+        p.data = torch.randn(shape).to(new)
+        master = optimizer.state_dict()["state"][0].get("master")
+        assert (master is None) == (new is torch.float32)
+        assert master is None or torch.equal(master, p.float())

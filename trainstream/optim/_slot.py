@@ -1,6 +1,6 @@
 """What one parameter has in host memory: its moments, and what makes its master exact."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 import torch
@@ -40,11 +40,22 @@ class Slot:
             extension.checksums_on_host(param) if param.dtype is torch.bfloat16 else None,
         )
 
+    def with_zero_moments(self, extension: ModuleType, param: torch.Tensor) -> "Slot":
+        """The same master, and moments as at the beginning."""
+        moments = self.exp_avg.dtype
+        return replace(
+            self,
+            exp_avg=extension.zeros_on_host(param, moments),
+            exp_avg_sq=extension.zeros_on_host(param, moments),
+        )
+
     def master(self, extension: ModuleType, param: torch.Tensor) -> torch.Tensor | None:
         """float32 masters of half-precision parameters, as a CPU tensor; None for float32."""
-        if self.residual is None:
+        if param.dtype not in HALVES:
             return None
-        weights = param.detach().cpu()
+        if self.kind[1:3] != (param.dtype, tuple(param.shape)):  # It became another since.
+            return param.detach().float().cpu()
+        weights = torch.empty_like(self.exp_avg, dtype=param.dtype).copy_(param)
         if param.dtype is torch.bfloat16:
             return extension.join_master(weights, self.residual, self.checksums)
         ours = self.residual.to(torch.float16) == weights

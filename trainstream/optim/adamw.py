@@ -180,6 +180,8 @@ class _HostOptimizer:
         work = [(*self._located(p), p, p.grad) for p in params if p.grad is not None]
         for _, _, param, grad in work:
             self._check(param, grad)
+        if len(self._slots) > len(params):  # Scripts may have replaced parameters.
+            self._slots = {p: self._slots[p] for p in params if p in self._slots}
         return work
 
     def _check(self, param: torch.Tensor, grad: torch.Tensor) -> None:
@@ -248,6 +250,8 @@ class _HostOptimizer:
         like = _dense(param.detach())
         if slot is None or slot.kind != kind_of(like):
             slot = self._slots[param] = Slot.zeros(_extension(), like, self.moment_dtype)
+        elif "exp_avg" not in state:  # Removed by the script, which begins anew.
+            slot = self._slots[param] = slot.with_zero_moments(_extension(), like)
         for name in ("exp_avg", "exp_avg_sq"):
             ours = getattr(slot, name)
             if state.get(name) is not ours:
@@ -282,9 +286,9 @@ class _HostOptimizer:
         for group in self.param_groups:
             for param in group["params"]:
                 index += 1
-                if param in masters:
+                if param in masters and index in result["state"]:
                     result["state"][index] = {
-                        **result["state"].get(index, {}),
+                        **result["state"][index],
                         "master": masters[param],
                     }
         return result
