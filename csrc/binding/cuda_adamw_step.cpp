@@ -22,6 +22,11 @@ StreamId as_id(const c10::cuda::CUDAStream& stream) {
     return reinterpret_cast<StreamId>(stream.stream());
 }
 
+CudaStepTuning& tuning() {
+    static CudaStepTuning tuning;
+    return tuning;
+}
+
 /// Kernels on a stream of their own, behind what the current stream had.
 class SideStreamKernel final : public optim::StreamKernel {
 public:
@@ -32,7 +37,7 @@ public:
 
     void launch(const optim::SliceUpdate& update) override {
         optim::update_cuda(update.formats, update.slice, update.scalars, update.key,
-                           stream_.stream());
+                           stream_.stream(), tuning().launch);
     }
     Event record() override { return device_.record(as_id(stream_)); }
 
@@ -47,7 +52,11 @@ std::byte* staging_of(c10::Device device, const HostMemory& memory, size_t size_
     static auto* blocks = new std::array<HostBlock, 64>{};
     const std::lock_guard<std::mutex> lock(mutex);
     HostBlock& block = blocks->at(static_cast<size_t>(device.index()));
-    if (!block) {
+    if (block.size_bytes < size_bytes) {
+        if (block) {
+            memory.pool->free(block, {});
+            block = {};
+        }
         const std::optional<HostBlock> made = memory.pool->allocate(size_bytes);
         if (!made.has_value()) {
             const HostPoolStats stats = memory.pool->stats();
@@ -67,6 +76,8 @@ bool is_cold(c10::Device device, const void* address) {
 
 }  // namespace
 
+void set_cuda_step_tuning(const CudaStepTuning& wanted) { tuning() = wanted; }
+
 optim::PipelineShare cuda_adamw_step(c10::Device device,
                                      std::span<const optim::SliceUpdate> updates,
                                      StepEngine engine) {
@@ -74,7 +85,7 @@ optim::PipelineShare cuda_adamw_step(c10::Device device,
     const HostMemory memory = host_memory_of(device);
     const StreamId current = CurrentStream(device).id();
     const Event ready = memory.device->record(current);
-    optim::PipelineOptions options;
+    optim::PipelineOptions options = tuning().pipeline;
     options.use_host = engine != StepEngine::kStream;
     options.use_kernel = engine != StepEngine::kHost;
     std::optional<SideStreamKernel> kernel;
@@ -83,8 +94,7 @@ optim::PipelineShare cuda_adamw_step(c10::Device device,
     }
     std::byte* staging = nullptr;
     if (options.use_host) {
-        staging = staging_of(device, memory,
-                             optim::UpdatePipeline::staging_bytes(options.chunk_elements));
+        staging = staging_of(device, memory, options.staging_bytes());
     }
     std::vector<optim::DeviceUpdate> all;
     all.reserve(updates.size());

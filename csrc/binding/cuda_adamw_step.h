@@ -7,8 +7,17 @@
 #include <ATen/core/Tensor.h>
 
 #include "binding/adamw_step.h"
+#include "optim/update_cuda.h"
 
 namespace trainstream {
+
+/// How a step is cut and launched; every choice gives the same bits.
+struct CudaStepTuning {
+    optim::PipelineOptions pipeline;
+    optim::CudaLaunch launch;
+};
+/// For benchmarks; not while a step runs.
+void set_cuda_step_tuning(const CudaStepTuning& wanted);
 
 /// The storages are pinned; parameters are in order for the current stream afterwards.
 optim::PipelineShare cuda_adamw_step(c10::Device device,

@@ -7,6 +7,10 @@
 #include "optim/slice.h"
 #include "optim/update.h"
 
+#ifdef TS_WITH_CUDA
+#include "binding/cuda_adamw_step.h"
+#endif
+
 namespace trainstream {
 
 namespace py = pybind11;
@@ -109,6 +113,17 @@ void add_optim_functions(py::module_& module) {
     module.def("join_master", &join_master, NoGil());
     module.def("split_master", &split_master, NoGil());
     module.def("set_host_engine", &set_host_engine, NoGil());
+#ifdef TS_WITH_CUDA
+    module.def("tune_cuda_step", [](bool bulk, unsigned blocks, size_t chunk_elements, size_t slots,
+                                    size_t launched_max) {
+        CudaStepTuning tuning;
+        tuning.launch = {bulk ? optim::CudaForm::kBulk : optim::CudaForm::kDirect, blocks};
+        tuning.pipeline.chunk_elements = chunk_elements;
+        tuning.pipeline.slots = slots;
+        tuning.pipeline.launched_max = launched_max;
+        set_cuda_step_tuning(tuning);
+    });
+#endif
     module.def("host_engine_name",
                [] { return std::string(name_of(host_engine().instruction_set())); });
     module.def("host_engine_threads", [] { return host_engine().threads(); });

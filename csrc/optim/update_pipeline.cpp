@@ -9,10 +9,6 @@ namespace trainstream::optim {
 
 namespace {
 
-// Chunks that the kernel has ahead of it: the cores' thread looks again only after a chunk of its
-// own, about as long as one of the kernel's, and may be late once.
-constexpr size_t kLaunchedMax = 3;
-
 // What a part takes of a slot is a multiple of 32 elements, so that all addresses in it are aligned
 // to 64 bytes, whatever the formats.
 constexpr size_t kRoomUnit = 32;
@@ -28,10 +24,10 @@ UpdatePipeline::UpdatePipeline(Device& device, HostEngine& host, StreamKernel* k
       kernel_(options.use_kernel ? kernel : nullptr),
       staging_(staging),
       options_(options),
-      slot_free_(kSlots) {
+      slot_free_(options.slots) {
     TS_ASSERT(kernel_ != nullptr || options.use_host);
     TS_ASSERT_EQ(options.chunk_elements % kTile, 0u);
-    for (size_t slot = 0; slot < kSlots; ++slot) {
+    for (size_t slot = 0; slot < options.slots; ++slot) {
         slots_.push_back(slot);
     }
 }
@@ -113,7 +109,7 @@ void UpdatePipeline::launch_ahead(std::deque<Chunk>* chunks) {
     while (!launched_.empty() && (launched_.front() == nullptr || launched_.front()->is_done())) {
         launched_.pop_front();
     }
-    while (!chunks->empty() && (launched_.size() < kLaunchedMax || !options_.use_host)) {
+    while (!chunks->empty() && (launched_.size() < options_.launched_max || !options_.use_host)) {
         for (const DeviceUpdate& part : chunks->front().parts) {
             kernel_->launch(part.update);
         }

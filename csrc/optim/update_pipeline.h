@@ -42,6 +42,14 @@ struct PipelineOptions {
     // 2 Mi elements: copies of 4 MiB in bf16, which reach 53 of the link's 55 GB/s, and half a
     // millisecond of work, so that the two sides end within a chunk of each other.
     size_t chunk_elements = size_t{2} << 20;
+    // Chunks that the cores have under way at once: one being worked on, the others on their way.
+    size_t slots = 3;
+    // Chunks that the kernel has ahead of it: the cores' thread looks again only after a chunk of
+    // its own, about as long as one of the kernel's, and may be late once.
+    size_t launched_max = 3;
+
+    /// Bytes of staging memory: weights and gradients of up to 4 bytes each.
+    size_t staging_bytes() const { return slots * chunk_elements * 8; }
 };
 
 /// Which side did how much in the last run, in elements.
@@ -53,15 +61,8 @@ struct PipelineShare {
 /// Owner: one optimizer step. Lock: none; the device has its own.
 class UpdatePipeline {
 public:
-    /// Chunks that the cores have under way at once: one being worked on, two on their way.
-    static constexpr size_t kSlots = 3;
-    /// Bytes of staging memory for `chunk_elements`: weights and gradients of up to 4 bytes each.
-    static constexpr size_t staging_bytes(size_t chunk_elements) {
-        return kSlots * chunk_elements * 8;
-    }
-
-    /// `staging`: page-locked, staging_bytes() long; null when the host is not used. `kernel`: null
-    /// when the kernel is not used.
+    /// `staging`: page-locked, options.staging_bytes() long; null when the host is not used.
+    /// `kernel`: null when the kernel is not used.
     UpdatePipeline(Device& device, HostEngine& host, StreamKernel* kernel, std::byte* staging,
                    const PipelineOptions& options);
 

@@ -121,7 +121,7 @@ TEST(UpdatePipelineTest, EverySplitGivesTheBitsOfOneKernel) {
         elements += one.update.slice.count;
     }
     HostEngine host({.threads = 2});
-    std::vector<std::byte> staging(UpdatePipeline::staging_bytes(kChunk));
+    std::vector<std::byte> staging(PipelineOptions{.chunk_elements = kChunk}.staging_bytes());
     for (int round = 0; round < 12; ++round) {
         PipelineOptions options{.use_host = round % 3 != 1, .use_kernel = round % 3 != 0};
         options.chunk_elements = kChunk;
@@ -156,7 +156,7 @@ TEST(UpdatePipelineTest, CoresWaitForTheGradients) {
     SliceUpdate update{parameter.formats, parameter.slice(), AdamW::scalars({}, 1, 1), {}};
     HostEngine host({.threads = 1});
     SimDevice device;
-    std::vector<std::byte> staging(UpdatePipeline::staging_bytes(kChunk));
+    std::vector<std::byte> staging(PipelineOptions{.chunk_elements = kChunk}.staging_bytes());
     for (const bool on_host : {true, false}) {
         const auto ready = std::make_shared<testing::ManualEvent>();
         OptimState copy = parameter;
@@ -186,7 +186,7 @@ TEST(UpdatePipelineTest, RefusedCopyEndsTheStepWithItsError) {
         SimDevice device({.seed = seed, .copy_latency_ns_max = 100'000});
         device.set_faults({.fail_copy_one_in = 3});
         std::vector<OptimState> parameters = make_parameters();
-        std::vector<std::byte> staging(UpdatePipeline::staging_bytes(kChunk));
+        std::vector<std::byte> staging(PipelineOptions{.chunk_elements = kChunk}.staging_bytes());
         UpdatePipeline pipeline(device, host, nullptr, staging.data(),
                                 {.use_kernel = false, .chunk_elements = kChunk});
         std::vector<Event> finished;
