@@ -208,3 +208,55 @@ def test_masters_of_parameters_that_became_others():
         master = optimizer.state_dict()["state"][0].get("master")
         assert (master is None) == (new is torch.float32)
         assert master is None or torch.equal(master, p.float())
+
+
+def test_options_of_groups_are_refused_like_those_of_the_optimizer():
+    p, q = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    for name in ("amsgrad", "capturable", "differentiable"):
+        with pytest.raises(ValueError, match=name):
+            optim().AdamW([{"params": [p], name: True}])
+    optimizer = optim().AdamW([p])
+    with pytest.raises(ValueError, match="amsgrad"):
+        optimizer.add_param_group({"params": [q], "amsgrad": True})
+    assert len(optimizer.param_groups) == 1
+    optimizer.param_groups[0]["amsgrad"] = True
+    ones_like_grads(p)
+    with pytest.raises(ValueError, match="amsgrad"):
+        optimizer.step()
+
+
+def test_any_integer_is_a_seed():
+    for seed in (-1, 2**64 - 1, 2**70):
+        p = nn.Parameter(torch.ones(3))
+        optimizer = optim().AdamW([p], moments="bfloat16", seed=seed)
+        ones_like_grads(p)
+        optimizer.step()
+
+
+def test_counters_are_on_the_cpu_whatever_the_default_device():
+    p = nn.Parameter(torch.ones(3))
+    optimizer = optim().AdamW([p])
+    ones_like_grads(p)
+    with torch.device("meta"):
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.step()
+    assert float(optimizer.state[p]["step"]) == 2
+
+
+def test_optimizer_that_torch_pickled_becomes_ours():
+    """As under the variable, where torch.optim.AdamW names our class."""
+    results = []
+    for change in (False, True):
+        p = nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.AdamW([p], lr=0.1)
+        ones_like_grads(p)
+        optimizer.step()
+        if change:
+            state, optimizer = optimizer.__getstate__(), optim().AdamW.__new__(optim().AdamW)
+            optimizer.__setstate__(state)
+        ones_like_grads(p)
+        optimizer.step()
+        assert optimizer.param_groups[0]["lr"] == 0.1
+        results.append(p.detach())
+    assert torch.allclose(*results, rtol=1e-6)

@@ -37,7 +37,7 @@ class _HostOptimizer:
         if accumulation_steps is not None and not accumulation_steps >= 1:
             raise errors.bad_argument("accumulation_steps", accumulation_steps, "None or 1, 2, ...")
         self._settings = {"engine": engine, "moments": moments, "max_grad_norm": max_grad_norm}
-        self._settings |= {"seed": int(seed), "accumulation_steps": accumulation_steps}
+        self._settings |= {"seed": int(seed) % 2**64, "accumulation_steps": accumulation_steps}
         self._slots: dict[torch.Tensor, Slot] = {}
         self._moment_dtype = MOMENTS.get(moments)
         self.grad_norm: float | None = None
@@ -45,9 +45,6 @@ class _HostOptimizer:
         self._early: EarlyUpdates | None = None
         self._places: dict[torch.Tensor, tuple[dict, int]] = {}
         super().__init__(params, *args, **kwargs)
-        for name in ("amsgrad", "capturable", "differentiable"):
-            if self.defaults.get(name):
-                raise errors.unsupported_option(type(self).__name__, name)
         self._watch_gradients()
 
     def __getstate__(self):
@@ -61,6 +58,9 @@ class _HostOptimizer:
         }
 
     def __setstate__(self, state):
+        if "_settings" not in {**self.__dict__, **state}:  # Torch's class pickled it.
+            fresh = AdamW([torch.zeros(1)]).__getstate__()
+            state = {**fresh, **state}
         masters = state.pop("_masters", None) if "_settings" in state else None
         self._places = {}
         super().__setstate__(state)
@@ -91,6 +91,10 @@ class _HostOptimizer:
 
     def add_param_group(self, param_group):
         super().add_param_group(param_group)
+        for name in ("amsgrad", "capturable", "differentiable"):
+            if self.param_groups[-1].get(name):
+                self.param_groups.pop()
+                raise errors.unsupported_option(type(self).__name__, name)
         self._places = {}
 
     def _watch_gradients(self) -> None:
@@ -259,7 +263,7 @@ class _HostOptimizer:
                     ours.copy_(state[name])
                 state[name] = ours
         if not isinstance(state.get("step"), torch.Tensor) or state["step"].device.type != "cpu":
-            state["step"] = torch.tensor(float(state.get("step", 0.0)), dtype=torch.float32)
+            state["step"] = _counter(state.get("step", 0.0))
         return slot
 
     def _choose_moments(self) -> torch.dtype:
@@ -319,7 +323,7 @@ class _HostOptimizer:
                 raise errors.state_of_other_shape(name, saved[name].shape, param.shape)
         state = self.state[param]
         state.update({k: v for k, v in saved.items() if k not in ("master", "max_exp_avg_sq")})
-        state["step"] = torch.tensor(float(saved.get("step", 0.0)), dtype=torch.float32)
+        state["step"] = _counter(saved.get("step", 0.0))
         slot = self._slot_of(param)
         if "master" in saved:
             slot.set_master(_extension(), saved["master"])
@@ -454,6 +458,8 @@ class Adam(_HostOptimizer, torch.optim.Adam):
 
 
 def _hyper(extension, group: dict):
+    if group.get("amsgrad"):  # Set since the group was added.
+        raise errors.unsupported_option("AdamW", "amsgrad")
     beta1, beta2 = group["betas"]
     return extension.AdamWHyperparameters(
         float(group["lr"]),
@@ -464,6 +470,10 @@ def _hyper(extension, group: dict):
         bool(group.get("decoupled_weight_decay", True)),
         bool(group["maximize"]),
     )
+
+
+def _counter(steps) -> torch.Tensor:
+    return torch.tensor(float(steps), dtype=torch.float32, device="cpu")
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
