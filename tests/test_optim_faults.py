@@ -260,3 +260,28 @@ def test_optimizer_that_torch_pickled_becomes_ours():
         assert optimizer.param_groups[0]["lr"] == 0.1
         results.append(p.detach())
     assert torch.allclose(*results, rtol=1e-6)
+
+
+def test_step_inside_what_is_compiled():
+    """In a function that is compiled, and with a compiled model in a closure."""
+    results = []
+    for compile_ in (lambda f: f, lambda f: torch.compile(f, backend="eager")):
+        p = nn.Parameter(torch.ones(6))
+        optimizer = optim().AdamW([p], lr=0.1)
+        loss = compile_(lambda x, p=p: (x * p).square().sum())
+
+        def closure(optimizer=optimizer, loss=loss):
+            optimizer.zero_grad()
+            value = loss(torch.arange(6.0))
+            value.backward()
+            return value
+
+        def step(optimizer=optimizer, closure=closure):
+            optimizer.step(closure)
+            optimizer.step()
+
+        compiled = compile_(step)
+        for _ in range(3):
+            compiled()
+        results.append(p.detach())
+    assert torch.equal(*results)

@@ -126,6 +126,7 @@ class _HostOptimizer:
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
 
+    @torch._disable_dynamo  # A compiled training step calls it; it cannot be traced.
     @torch.no_grad()
     def step(self, closure=None):
         """Performs one step.
