@@ -285,3 +285,52 @@ def test_step_inside_what_is_compiled():
             compiled()
         results.append(p.detach())
     assert torch.equal(*results)
+
+
+def stepped(dtype=torch.float32, **options):
+    p = nn.Parameter(torch.ones(4, dtype=dtype))
+    optimizer = optim().AdamW([p], **options)
+    ones_like_grads(p)
+    optimizer.step()
+    return p, optimizer
+
+
+def test_hooks_of_state_dicts_see_all_and_may_change_it():
+    _, optimizer = stepped(torch.bfloat16)
+    seen = []
+    optimizer.register_state_dict_post_hook(lambda _, d: seen.append("master" in d["state"][0]))
+    optimizer.register_state_dict_post_hook(lambda _, d: {"renamed": d})
+    saved = optimizer.state_dict()["renamed"]
+    assert seen == [True]
+
+    p, other = stepped(torch.bfloat16)
+    before = other.state[p]["exp_avg"].clone()
+
+    def rename(_, state_dict):
+        first = state_dict["renamed"]["state"][0]
+        states = {0: {**first, "exp_avg": first["exp_avg"] * 2}}
+        return {**state_dict["renamed"], "state": states}
+
+    other.register_load_state_dict_pre_hook(rename)
+    other.register_load_state_dict_post_hook(
+        lambda o: seen.append(torch.equal(o.state[p]["exp_avg"], before * 2))
+    )
+    for _ in range(2):
+        other.load_state_dict({"renamed": saved})
+    assert seen == [True] * 3
+
+
+def test_checkpoint_that_is_refused_changes_nothing():
+    p, optimizer = stepped(lr=1e-3)
+    other = nn.Parameter(torch.ones(4))
+    torchs = torch.optim.AdamW([other], lr=7.0, amsgrad=True)
+    ones_like_grads(other)
+    torchs.step()
+    misfit = optimizer.state_dict()
+    misfit["state"][0] = {**misfit["state"][0], "exp_avg": torch.ones(9)}
+    misfit["param_groups"][0]["lr"] = 7.0
+    for saved in (torchs.state_dict(), misfit):
+        with pytest.raises(ValueError, match=r"amsgrad|shape \(9,\)"):
+            optimizer.load_state_dict(saved)
+        assert optimizer.param_groups[0]["lr"] == 1e-3
+        assert float(optimizer.state[p]["step"]) == 1

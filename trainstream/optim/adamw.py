@@ -286,7 +286,14 @@ class _HostOptimizer:
         """
         if self._early is not None:
             self._early.wait()
-        result = super().state_dict()
+        # As the first hook after torch's own work, so that the script's see the whole result.
+        hook = self.register_state_dict_post_hook(_HostOptimizer._add_masters, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            hook.remove()
+
+    def _add_masters(self, result: dict) -> None:
         masters, index = self._masters(), -1
         for group in self.param_groups:
             for param in group["params"]:
@@ -296,7 +303,6 @@ class _HostOptimizer:
                         **result["state"][index],
                         "master": masters[param],
                     }
-        return result
 
     def load_state_dict(self, state_dict):
         """Takes a state_dict of this class, of torch.optim.Adam or of torch.optim.AdamW.
@@ -306,22 +312,54 @@ class _HostOptimizer:
         """
         if self._early is not None:
             self._early.wait()
+        whole = {}
+
         # Torch would cast moments to the parameter's type and device, so it gets the groups only.
-        super().load_state_dict({**state_dict, "state": {}})
-        if any(group.get("amsgrad") for group in self.param_groups):
+        # Both hooks are nearest to its work: the script's see the whole, before and after.
+        def groups_only(_, state_dict):
+            self._check_loadable(state_dict)
+            whole.update(state_dict)
+            return {**state_dict, "state": {}}
+
+        def states(_):
+            self._load_states(whole)
+
+        hooks = (
+            self.register_load_state_dict_pre_hook(groups_only),
+            self.register_load_state_dict_post_hook(states, prepend=True),
+        )
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _check_loadable(self, state_dict: dict) -> None:
+        if any(group.get("amsgrad") for group in state_dict["param_groups"]):
             raise errors.unsupported_option(type(self).__name__, "amsgrad")
-        ids = [i for group in state_dict["param_groups"] for i in group["params"]]
+        for param, saved in self._saved_states(state_dict):
+            for name in ("exp_avg", "exp_avg_sq", "master"):
+                if name in saved and saved[name].shape != param.shape:
+                    raise errors.state_of_other_shape(name, saved[name].shape, param.shape)
+
+    def _saved_states(self, state_dict: dict) -> list[tuple[torch.Tensor, dict]]:
+        """What was saved for each parameter; nothing where the groups do not fit, as torch says."""
+        saved_groups = state_dict["param_groups"]
+        if [len(g["params"]) for g in saved_groups] != [
+            len(g["params"]) for g in self.param_groups
+        ]:
+            return []
+        ids = [i for group in saved_groups for i in group["params"]]
         params = [p for group in self.param_groups for p in group["params"]]
+        pairs = zip(params, ids, strict=True)
+        return [(p, state_dict["state"][i]) for p, i in pairs if state_dict["state"].get(i)]
+
+    def _load_states(self, state_dict: dict) -> None:
         self._slots.clear()
-        for key, param in zip(ids, params, strict=True):
-            saved = state_dict["state"].get(key)
-            if saved:
-                self._load(param, saved)
+        for param, saved in self._saved_states(state_dict):
+            self._load(param, saved)
 
     def _load(self, param: torch.Tensor, saved: dict) -> None:
-        for name in ("exp_avg", "exp_avg_sq", "master"):
-            if name in saved and saved[name].shape != param.shape:
-                raise errors.state_of_other_shape(name, saved[name].shape, param.shape)
         state = self.state[param]
         state.update({k: v for k, v in saved.items() if k not in ("master", "max_exp_avg_sq")})
         state["step"] = _counter(saved.get("step", 0.0))
