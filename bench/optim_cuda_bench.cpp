@@ -30,7 +30,6 @@
 #include "device/cuda_device.h"
 #include "optim/checksum.h"
 #include "optim/number_formats.h"
-#include "optim/reconcile_cuda.h"
 #include "optim/square_sums_cuda.h"
 #include "optim/staged_update.h"
 #include "optim/update.h"
@@ -508,10 +507,6 @@ private:
         add("sums of their tiles in order (bytes of the gradients)", [&] {
             add_in_order_cuda(sums.as<double>(), tiles, sums.as<double>() + tiles,
                               stream_.handle());
-        });
-        add("reconcile, nothing changed", [&] {
-            reconcile_cuda(static_cast<const uint16_t*>(slice.weight), slice.count, slice.checksums,
-                           nullptr, slice.remainder, stream_.handle());
         });
     }
 

@@ -30,19 +30,23 @@ CudaStepTuning& tuning() {
 /// Kernels on a stream of their own, behind what the current stream had.
 class SideStreamKernel final : public optim::StreamKernel {
 public:
-    SideStreamKernel(Device& device, c10::DeviceIndex index, const Event& ready)
-        : device_(device), stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, index)) {
+    SideStreamKernel(Device& device, c10::DeviceIndex index, const Event& ready,
+                     const optim::CudaLaunch& launch)
+        : device_(device),
+          launch_(launch),
+          stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, index)) {
         device_.wait(as_id(stream_), ready);
     }
 
     void launch(const optim::SliceUpdate& update) override {
         optim::update_cuda(update.formats, update.slice, update.scalars, update.key,
-                           stream_.stream(), tuning().launch);
+                           stream_.stream(), launch_);
     }
     Event record() override { return device_.record(as_id(stream_)); }
 
 private:
     Device& device_;
+    const optim::CudaLaunch launch_;
     const c10::cuda::CUDAStream stream_;
 };
 
@@ -90,7 +94,8 @@ optim::PipelineShare cuda_adamw_step(c10::Device device,
     options.use_kernel = engine != StepEngine::kHost;
     std::optional<SideStreamKernel> kernel;
     if (options.use_kernel) {
-        kernel.emplace(*memory.device, device.index(), ready);
+        kernel.emplace(*memory.device, device.index(), ready,
+                       options.use_host ? tuning().beside_cores : tuning().alone);
     }
     std::byte* staging = nullptr;
     if (options.use_host) {

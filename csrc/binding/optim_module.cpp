@@ -117,7 +117,8 @@ void add_optim_functions(py::module_& module) {
     module.def("tune_cuda_step", [](bool bulk, unsigned blocks, size_t chunk_elements, size_t slots,
                                     size_t launched_max) {
         CudaStepTuning tuning;
-        tuning.launch = {bulk ? optim::CudaForm::kBulk : optim::CudaForm::kDirect, blocks};
+        tuning.alone = {bulk ? optim::CudaForm::kBulk : optim::CudaForm::kDirect, blocks};
+        tuning.beside_cores = tuning.alone;
         tuning.pipeline.chunk_elements = chunk_elements;
         tuning.pipeline.slots = slots;
         tuning.pipeline.launched_max = launched_max;

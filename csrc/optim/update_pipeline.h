@@ -39,14 +39,16 @@ struct DeviceUpdate {
 struct PipelineOptions {
     bool use_host = true;
     bool use_kernel = true;
-    // 2 Mi elements: copies of 4 MiB in bf16, which reach 53 of the link's 55 GB/s, and half a
-    // millisecond of work, so that the two sides end within a chunk of each other.
-    size_t chunk_elements = size_t{2} << 20;
+    // 4 Mi elements: copies of 8 MiB in bf16, which reach 54 of the link's 55 GB/s, and a
+    // millisecond of work, so that the two sides end within a chunk of each other. Half as many are
+    // 6 to 14 % slower on an H200 (bench/tune_optimizer.py), twice as many no faster.
+    size_t chunk_elements = size_t{4} << 20;
     // Chunks that the cores have under way at once: one being worked on, the others on their way.
     size_t slots = 3;
     // Chunks that the kernel has ahead of it: the cores' thread looks again only after a chunk of
-    // its own, about as long as one of the kernel's, and may be late once.
-    size_t launched_max = 3;
+    // its own, about as long as one of the kernel's. A third one ahead takes from the cores' share
+    // what they would do faster.
+    size_t launched_max = 2;
 
     /// Bytes of staging memory: weights and gradients of up to 4 bytes each.
     size_t staging_bytes() const { return slots * chunk_elements * 8; }
