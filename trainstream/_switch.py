@@ -13,7 +13,7 @@ from types import ModuleType
 
 import torch
 
-from trainstream import _edges, _exit, config, errors
+from trainstream import _edges, _exit, _foreach, config, errors
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def was_tried() -> bool:
 
 
 def switch_on(keys: dict[str, object]) -> None:
-    """Reads the configuration, installs the allocator, the edges and the exit line.
+    """Reads the configuration, installs the allocator, the edges, split steps and the exit line.
 
     Args:
         keys: Settings that take precedence over PYTORCH_TRAINSTREAM_CONF.
@@ -180,6 +180,7 @@ def _finish(wanted: config.Config, device: str, extension: ModuleType) -> None:
     state = State(wanted, device, extension, time.monotonic_ns())
     _exit.install(extension, state.started_ns)
     _edges.install(extension, device)
+    _foreach.install(extension, device)
     _state = state
     if wanted.optimizer != "stock":
         _replace_optimizers()
