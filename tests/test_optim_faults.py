@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from real_runner import needs_extension, run_real
+from real_runner import exit_numbers, needs_extension, run_real
 from torch import nn
 
 pytestmark = needs_extension
@@ -334,3 +334,36 @@ def test_checkpoint_that_is_refused_changes_nothing():
             optimizer.load_state_dict(saved)
         assert optimizer.param_groups[0]["lr"] == 1e-3
         assert float(optimizer.state[p]["step"]) == 1
+
+
+CHECKPOINT_UNDER_PRESSURE = """
+import threading, trainstream.optim
+from torch import nn
+params = [nn.Parameter(torch.full((300, 300), float(i + 1)).bfloat16()) for i in range(8)]
+optimizer = trainstream.optim.AdamW(params, lr=1e-2)
+for p in params:
+    p.grad = torch.ones_like(p)
+optimizer.step()
+done = False
+def press():
+    while not done:
+        kept = [torch.full((200, 200), float(i)) for i in range(30)]
+        assert all(float(t[-1, -1]) == i for i, t in enumerate(kept))
+thread = threading.Thread(target=press)
+thread.start()
+for _ in range(40):
+    saved = optimizer.state_dict()
+    states = saved["state"].values()
+    assert all(torch.equal(s["master"].bfloat16(), p) for s, p in zip(states, params))
+    optimizer.load_state_dict(saved)
+done = True
+thread.join()
+print("same")
+"""
+
+
+def test_checkpoints_while_another_thread_evicts(tmp_path):
+    """Masters are joined and split where they lie, so they must stay there meanwhile."""
+    result = run_real(tmp_path, CHECKPOINT_UNDER_PRESSURE, "vram:1MiB,min_storage:4KiB,verify:1")
+    assert result.stdout.split() == ["same"]
+    assert exit_numbers(result)["evicted"] > 0

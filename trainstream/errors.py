@@ -86,8 +86,8 @@ def bad_argument(name: str, value: object, allowed: str) -> ValueError:
 
 def unsupported_option(optimizer: str, name: str) -> ValueError:
     return ValueError(
-        f"trainstream.optim.{optimizer} does not support {name}=True; use torch.optim.{optimizer}, "
-        "whose states trainstream moves as it moves everything"
+        f"trainstream.optim.{optimizer} does not support {name}=True; use torch's own (optimizer:"
+        "stock), whose states trainstream moves as it moves everything"
     )
 
 
@@ -116,14 +116,14 @@ def sparse_gradient(optimizer: str) -> RuntimeError:
 def unsupported_dtype(optimizer: str, dtype: object) -> RuntimeError:
     return RuntimeError(
         f"trainstream.optim.{optimizer} works on float32, bfloat16 and float16, got {dtype}; use "
-        f"torch.optim.{optimizer} for these parameters"
+        "torch's own (optimizer:stock) for these parameters"
     )
 
 
 def unsupported_tensor(optimizer: str, what: str) -> RuntimeError:
     return RuntimeError(
         f"trainstream.optim.{optimizer} works on plain tensors on the CPU or a GPU, got {what}; "
-        f"use torch.optim.{optimizer} for these parameters"
+        "use torch's own (optimizer:stock) for these parameters"
     )
 
 

@@ -207,6 +207,10 @@ at::Tensor join_master(const at::Tensor& weights, const at::Tensor& remainder,
                        const at::Tensor& checksums) {
     at::Tensor master =
         at::empty_strided(weights.sizes(), weights.strides(), weights.options().dtype(at::kFloat));
+    UseScope uses;
+    uses.add(weights, /*writes=*/false);
+    uses.add(master, /*writes=*/true);
+    uses.begin();
     const auto* weight = static_cast<const uint16_t*>(weights.const_data_ptr());
     const auto* rest = remainder.const_data_ptr<int16_t>();
     const auto* sums = reinterpret_cast<const uint32_t*>(checksums.const_data_ptr<int32_t>());
@@ -228,6 +232,10 @@ void split_master(const at::Tensor& master, const at::Tensor& remainder,
                   const at::Tensor& checksums) {
     const at::Tensor weights =
         at::empty({master.numel()}, at::TensorOptions().dtype(at::kBFloat16));
+    UseScope uses;
+    uses.add(master, /*writes=*/false);
+    uses.add(weights, /*writes=*/true);
+    uses.begin();
     auto* weight = static_cast<uint16_t*>(weights.mutable_data_ptr());
     auto* rest = remainder.mutable_data_ptr<int16_t>();
     const auto* in = master.const_data_ptr<float>();
