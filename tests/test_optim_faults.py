@@ -367,3 +367,51 @@ def test_checkpoints_while_another_thread_evicts(tmp_path):
     result = run_real(tmp_path, CHECKPOINT_UNDER_PRESSURE, "vram:1MiB,min_storage:4KiB,verify:1")
     assert result.stdout.split() == ["same"]
     assert exit_numbers(result)["evicted"] > 0
+
+
+def test_early_update_uses_the_learning_rate_of_backward():
+    p = nn.Parameter(torch.ones(1 << 20))
+    rate = torch.tensor(0.125)
+    optimizer = optim().AdamW([p], lr=rate, weight_decay=0.0, accumulation_steps=1)
+    for _ in range(5):
+        p.sum().backward()
+        rate.zero_()
+        optimizer.step()
+        rate.fill_(0.125)
+    assert torch.allclose(p, torch.full_like(p, 1 - 5 * 0.125))
+
+
+def test_gradient_set_after_an_early_update_is_an_error():
+    """As DistributedDataParallel does, which averages after the hooks of accumulation."""
+    p = nn.Parameter(torch.ones(4))
+    optimizer = optim().AdamW([p], accumulation_steps=1)
+    p.sum().backward()
+    ones_like_grads(p)
+    with pytest.raises(RuntimeError, match="DistributedDataParallel.*accumulation_steps at None"):
+        optimizer.step()
+
+
+def test_optimizer_goes_on_after_the_fault_of_an_early_update():
+    embedding, head = nn.Embedding(10, 3, sparse=True), nn.Linear(3, 3)
+    params = [*embedding.parameters(), *head.parameters()]
+    optimizer = optim().AdamW(params, accumulation_steps=1)
+    head(embedding(torch.tensor([1]))).sum().backward()
+    with pytest.raises(RuntimeError, match="sparse"):
+        optimizer.step()
+    embedding.sparse = False
+    optimizer.zero_grad()
+    head(embedding(torch.tensor([1]))).sum().backward()
+    optimizer.step()
+    assert all(p.grad is None for p in params)
+
+
+def test_parameter_that_left_the_optimizer_is_not_updated_early():
+    p, q = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+    optimizer = optim().AdamW([p], accumulation_steps=1)
+    optimizer.param_groups[0]["params"] = [q]
+    for _ in range(2):
+        (p.sum() + q.sum()).backward()
+        optimizer.step()
+        p.grad = None
+    assert torch.equal(p, torch.ones(4))
+    assert int(optimizer.state[q]["step"]) == 2

@@ -127,6 +127,13 @@ def unsupported_tensor(optimizer: str, what: str) -> RuntimeError:
     )
 
 
+def gradient_set_after_update() -> RuntimeError:
+    return RuntimeError(
+        "a parameter was given another gradient after its update, as DistributedDataParallel does "
+        "when it averages: leave accumulation_steps at None, so that updates wait for step()"
+    )
+
+
 def state_of_other_shape(name: str, saved: object, wanted: object) -> ValueError:
     return ValueError(
         f"the loaded {name} has shape {tuple(saved)}, but its parameter has {tuple(wanted)}; the "

@@ -36,6 +36,7 @@ class EarlyUpdates:
         self._fault: BaseException | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._updated: set[torch.Tensor] = set()
+        self._refused: set[torch.Tensor] = set()  # Of these: got one more gradient, and an error.
 
     def watch(self, params) -> None:
         """Hooks every parameter that requires a gradient and has no hook yet."""
@@ -59,6 +60,12 @@ class EarlyUpdates:
         """Gradients count from nothing again. Requires: no update runs (wait())."""
         self._counts.clear()
         self._updated.clear()
+        self._refused.clear()
+
+    def check_gradients(self) -> None:
+        """Raises where an updated parameter was given another gradient, past backward."""
+        if any(p.grad is not None for p in self._updated - self._refused):
+            raise errors.gradient_set_after_update()
 
     def wait(self) -> None:
         """Until all updates are done, for the host and for the current streams.
@@ -79,18 +86,24 @@ class EarlyUpdates:
 
     def _gradient_done(self, param: torch.Tensor) -> None:
         if param in self._updated:
+            self._refused.add(param)
             raise errors.gradient_after_update(self._steps)
         count = self._counts[param] = self._counts.get(param, 0) + 1
         optimizer = self._optimizer()
         if count < self._steps or optimizer is None or self._fault is not None:
             return
+        place = optimizer._located(param)
+        if place is None:  # The optimizer's no more.
+            return
+        # As they are now: the script may change them before the thread comes to it.
+        settings = {**place[0], "lr": float(place[0]["lr"])}
         self._updated.add(param)
         grad, param.grad = param.grad, None
         event = None
         if param.is_cuda:
             event = torch.cuda.current_stream(param.device).record_event()
         self._start_worker()
-        self._queue.put((param, grad, event))
+        self._queue.put((settings, place[1], param, grad, event))
 
     def _start_worker(self) -> None:
         if self._worker is None or self._pid != os.getpid():  # A fork does not copy threads.
@@ -111,7 +124,7 @@ class EarlyUpdates:
             self._fault = fault
 
     def _update(self, optimizer, items: list[tuple]) -> None:
-        work = [(*optimizer._located(param), param, grad) for param, grad, _ in items]
+        work = [item[:4] for item in items]
         for _, _, param, grad in work:
             optimizer._check(param, grad)
         by_device: dict[torch.device, list[tuple]] = {}
@@ -125,7 +138,7 @@ class EarlyUpdates:
             if stream is None:
                 stream = self._streams[device] = torch.cuda.Stream(device)
             with torch.cuda.stream(stream):
-                for _, _, event in items:
+                for *_, event in items:
                     if event is not None:
                         stream.wait_event(event)
                 optimizer._update(entries, 1.0)

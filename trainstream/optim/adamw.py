@@ -108,15 +108,15 @@ class _HostOptimizer:
             self._early = EarlyUpdates(self, steps)
         self._early.watch(p for group in self.param_groups for p in group["params"])
 
-    def _located(self, param: torch.Tensor) -> tuple[dict, int]:
-        """A parameter's group, and its number among all parameters."""
+    def _located(self, param: torch.Tensor) -> tuple[dict, int] | None:
+        """A parameter's group, and its number among all parameters. None: it is not ours."""
         if param not in self._places:
             index, self._places = 0, {}
             for group in self.param_groups:
                 for other in group["params"]:
                     self._places[other] = group, index
                     index += 1
-        return self._places[param]
+        return self._places.get(param)
 
     def synchronize(self) -> None:
         """Waits until every update so far is done."""
@@ -148,8 +148,11 @@ class _HostOptimizer:
             with torch.enable_grad():
                 loss = closure()
         if self._early is not None:
-            self._early.wait()
-            self._early.begin_step()
+            try:
+                self._early.wait()
+                self._early.check_gradients()
+            finally:
+                self._early.begin_step()
             self._watch_gradients()  # Of parameters that are new, or frozen no more.
         scale = self._inverse_loss_scale()
         if scale is None:
@@ -392,9 +395,10 @@ class AdamW(_HostOptimizer, torch.optim.AdamW):
             does, without changing them; the norm is in `grad_norm` afterwards. Default None.
         accumulation_steps: How many backward passes make a step: a promise that lets each update
             start during the last of them, as soon as its gradient is finished, and frees the
-            gradient. Nothing is divided by it. With max_grad_norm updates wait for the norm, and
-            it changes nothing. Not for GradScaler, which must see all gradients first. Default
-            None: updates run in step().
+            gradient; it uses the learning rate of that moment. Nothing is divided by it. With
+            max_grad_norm updates wait for the norm, and it changes nothing. Not for GradScaler,
+            which must see all gradients first, nor for DistributedDataParallel, which averages them
+            later. Default None: updates run in step().
         seed: Of stochastic rounding. Default 0.
 
     Attributes:
