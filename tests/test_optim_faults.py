@@ -1,5 +1,6 @@
 """What trainstream.optim does with odd gradients, parameters and states: what torch does."""
 
+import copy
 import warnings
 
 import pytest
@@ -415,3 +416,22 @@ def test_parameter_that_left_the_optimizer_is_not_updated_early():
         p.grad = None
     assert torch.equal(p, torch.ones(4))
     assert int(optimizer.state[q]["step"]) == 2
+
+
+def test_one_moment_removed_begins_anew_and_the_other_stays():
+    p, optimizer = stepped(weight_decay=0.0)
+    first = optimizer.state[p]["exp_avg"].clone()
+    del optimizer.state[p]["exp_avg_sq"]
+    p.grad = torch.zeros(4)
+    optimizer.step()
+    assert torch.equal(optimizer.state[p]["exp_avg_sq"], torch.zeros(4))
+    assert torch.allclose(optimizer.state[p]["exp_avg"], first * 0.9)
+
+
+def test_copy_of_an_optimizer_waits_for_its_early_updates():
+    for _ in range(5):
+        p = nn.Parameter(torch.ones(1 << 20))
+        optimizer = optim().AdamW([p], accumulation_steps=1)
+        p.sum().backward()
+        twin = copy.deepcopy(optimizer)
+        assert [int(state["step"]) for state in twin.state.values()] == [1]

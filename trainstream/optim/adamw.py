@@ -48,6 +48,8 @@ class _HostOptimizer:
         self._watch_gradients()
 
     def __getstate__(self):
+        if self._early is not None:
+            self._early.wait()
         return {
             **super().__getstate__(),
             "_settings": self._settings,
@@ -258,7 +260,7 @@ class _HostOptimizer:
         like = _dense(param.detach())
         if slot is None or slot.kind != kind_of(like):
             slot = self._slots[param] = Slot.zeros(_extension(), like, self.moment_dtype)
-        elif "exp_avg" not in state:  # Removed by the script, which begins anew.
+        elif "exp_avg" not in state or "exp_avg_sq" not in state:  # Removed: it begins anew.
             slot = self._slots[param] = slot.with_zero_moments(_extension(), like)
         for name in ("exp_avg", "exp_avg_sq"):
             ours = getattr(slot, name)
