@@ -435,3 +435,20 @@ def test_copy_of_an_optimizer_waits_for_its_early_updates():
         p.sum().backward()
         twin = copy.deepcopy(optimizer)
         assert [int(state["step"]) for state in twin.state.values()] == [1]
+
+
+def test_parameters_that_share_their_memory_are_updated_one_after_the_other():
+    """As where weights were tied through `.data`; in one piece of work two threads met in them."""
+    results = []
+    for module in (optim(), optim(), torch.optim):
+        torch.manual_seed(0)
+        memory = torch.randn(1 << 19)
+        params = [nn.Parameter(memory), nn.Parameter(memory[100_000:])]
+        optimizer = module.AdamW(params, lr=1e-2)
+        for _ in range(3):
+            for p in params:
+                p.grad = torch.randn(p.shape)
+            optimizer.step()
+        results.append(memory)
+    assert torch.equal(results[0], results[1])
+    assert torch.allclose(results[0], results[2], rtol=1e-5, atol=1e-6)

@@ -1,8 +1,10 @@
 #include "binding/adamw_step.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
@@ -111,6 +113,32 @@ std::map<c10::Device, std::vector<SliceUpdate>, bool (*)(c10::Device, c10::Devic
         });
 }
 
+/// Whether two of them write the same weights: parameters may be views of one storage.
+bool overlap(const std::vector<SliceUpdate>& updates) {
+    std::vector<std::pair<uintptr_t, uintptr_t>> ranges;
+    for (const SliceUpdate& one : updates) {
+        const size_t bytes = one.formats.param == NumberFormat::kFloat32 ? 4 : 2;
+        const auto begin = reinterpret_cast<uintptr_t>(one.slice.weight);
+        if (one.slice.count > 0) {
+            ranges.emplace_back(begin, begin + one.slice.count * bytes);
+        }
+    }
+    std::sort(ranges.begin(), ranges.end());
+    return std::adjacent_find(ranges.begin(), ranges.end(), [](const auto& a, const auto& b) {
+               return b.first < a.second;
+           }) != ranges.end();
+}
+
+void update_on_host(const std::vector<SliceUpdate>& updates) {
+    if (!overlap(updates)) {
+        host_engine().update(updates);
+        return;
+    }
+    for (const SliceUpdate& one : updates) {  // One after the other, as torch does.
+        host_engine().update({&one, 1});
+    }
+}
+
 #ifndef TS_WITH_CUDA
 [[noreturn]] void throw_no_engine(c10::Device device) {
     throw errors::invalid_argument("AdamW: parameters on " + device.str() +
@@ -159,7 +187,7 @@ optim::PipelineShare adamw_step(const std::vector<ParameterStep>& steps,
     optim::PipelineShare share;
     for (const auto& [device, updates] : groups) {
         if (device.is_cpu()) {
-            host_engine().update(updates);
+            update_on_host(updates);
             for (const SliceUpdate& update : updates) {
                 share.host += update.slice.count;
             }
