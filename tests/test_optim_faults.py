@@ -452,3 +452,14 @@ def test_parameters_that_share_their_memory_are_updated_one_after_the_other():
         results.append(memory)
     assert torch.equal(results[0], results[1])
     assert torch.allclose(results[0], results[2], rtol=1e-5, atol=1e-6)
+
+
+def test_states_are_read_when_updates_are_done(monkeypatch):
+    """A GPU's kernel may still write to moments in host memory when step() returns."""
+    p, optimizer = stepped()
+    calls = []
+    monkeypatch.setattr(type(optimizer), "synchronize", lambda _: calls.append(1))
+    saved = optimizer.state_dict()
+    optimizer.load_state_dict(saved)
+    copy.deepcopy(optimizer)
+    assert len(calls) == 3

@@ -48,8 +48,7 @@ class _HostOptimizer:
         self._watch_gradients()
 
     def __getstate__(self):
-        if self._early is not None:
-            self._early.wait()
+        self.synchronize()
         return {
             **super().__getstate__(),
             "_settings": self._settings,
@@ -289,8 +288,7 @@ class _HostOptimizer:
         """As torch.optim.AdamW's, which it loads in; with a float32 "master" for each parameter in
         half precision. Moments are the live tensors, as torch's are.
         """
-        if self._early is not None:
-            self._early.wait()
+        self.synchronize()
         # As the first hook after torch's own work, so that the script's see the whole result.
         hook = self.register_state_dict_post_hook(_HostOptimizer._add_masters, prepend=True)
         try:
@@ -315,8 +313,7 @@ class _HostOptimizer:
         Raises:
             ValueError: Groups or shapes do not fit.
         """
-        if self._early is not None:
-            self._early.wait()
+        self.synchronize()
         whole = {}
 
         # Torch would cast moments to the parameter's type and device, so it gets the groups only.
