@@ -108,7 +108,9 @@ def test_large_steps_are_as_exact_as_those_of_torch():
 def test_is_an_optimizer_of_torch():
     model = small_model()
     optimizer = optim().AdamW(model.parameters())
-    assert isinstance(optimizer, torch.optim.AdamW | torch.optim.Optimizer)
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert isinstance(optimizer, optim().Adam)  # As torch.optim.AdamW is a torch.optim.Adam.
+    assert optimizer.param_groups[0]["decoupled_weight_decay"]
     assert optimizer.moment_dtype is torch.float32
     assert optimizer.engine == "host"
     assert "AdamW" in repr(optimizer)
@@ -744,3 +746,38 @@ def test_engines_agree_on_a_gpu(tmp_path, conf):
     assert all(line.endswith("True") for line in lines), result.stdout
     if conf is not None:
         assert exit_numbers(result)["evicted"] > 0
+
+
+ALIASED_RUN = """
+import threading
+import trainstream.optim
+def run(device, engine, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    flat = torch.randn(3_000_000, generator=g).to(torch.bfloat16).to(device)
+    params = [torch.nn.Parameter(flat), torch.nn.Parameter(flat[:2_000_000].view(2000, 1000))]
+    optimizer = trainstream.optim.AdamW(params, lr=1e-2, engine=engine)
+    for step in range(4):
+        for p in params:
+            p.grad = torch.randn(p.shape, generator=g).to(torch.bfloat16).to(device)
+        optimizer.step()
+    return digest(flat)
+
+expected = [run("cpu", "host", seed) for seed in range(4)]
+for engine in ("host", "stream", "hybrid"):
+    found = {}
+    def work(seed):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            found[seed] = run("cuda", engine, seed)
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    print(engine, [found[seed] for seed in range(4)] == expected)
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+def test_threads_and_parameters_over_one_memory_on_a_gpu(tmp_path):
+    """Optimizers of several threads and streams share staging memory; parameters, their bytes."""
+    result = run_real(tmp_path, ALIASED_RUN, None, device="cuda", seconds=200)
+    assert result.stdout == "host True\nstream True\nhybrid True\n"

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -129,13 +130,15 @@ bool overlap(const std::vector<SliceUpdate>& updates) {
            }) != ranges.end();
 }
 
-void update_on_host(const std::vector<SliceUpdate>& updates) {
+/// Runs all at once; where two write the same weights one after the other, as torch does.
+template <typename Run>
+void in_turns(const std::vector<SliceUpdate>& updates, const Run& run) {
     if (!overlap(updates)) {
-        host_engine().update(updates);
+        run(std::span<const SliceUpdate>(updates));
         return;
     }
-    for (const SliceUpdate& one : updates) {  // One after the other, as torch does.
-        host_engine().update({&one, 1});
+    for (const SliceUpdate& one : updates) {
+        run(std::span<const SliceUpdate>(&one, 1));
     }
 }
 
@@ -145,6 +148,24 @@ void update_on_host(const std::vector<SliceUpdate>& updates) {
                                    ", but this trainstream was built without CUDA.");
 }
 #endif
+
+optim::PipelineShare run_on(c10::Device device, std::span<const SliceUpdate> updates,
+                            StepEngine engine) {
+    optim::PipelineShare share;
+    if (device.is_cpu()) {
+        host_engine().update(updates);
+        for (const SliceUpdate& update : updates) {
+            share.host += update.slice.count;
+        }
+        return share;
+    }
+#ifdef TS_WITH_CUDA
+    return cuda_adamw_step(device, updates, engine);
+#else
+    static_cast<void>(engine);
+    throw_no_engine(device);
+#endif
+}
 
 }  // namespace
 
@@ -186,20 +207,11 @@ optim::PipelineShare adamw_step(const std::vector<ParameterStep>& steps,
     }
     optim::PipelineShare share;
     for (const auto& [device, updates] : groups) {
-        if (device.is_cpu()) {
-            update_on_host(updates);
-            for (const SliceUpdate& update : updates) {
-                share.host += update.slice.count;
-            }
-            continue;
-        }
-#ifdef TS_WITH_CUDA
-        const optim::PipelineShare part = cuda_adamw_step(device, updates, options.engine);
-        share.host += part.host;
-        share.kernel += part.kernel;
-#else
-        throw_no_engine(device);
-#endif
+        in_turns(updates, [&, on = device](std::span<const SliceUpdate> part) {
+            const optim::PipelineShare done = run_on(on, part, options.engine);
+            share.host += done.host;
+            share.kernel += done.kernel;
+        });
     }
     return share;
 }

@@ -50,15 +50,24 @@ private:
     const c10::cuda::CUDAStream stream_;
 };
 
-/// Staging memory of each device, made once: the steady state locks no pages.
-std::byte* staging_of(c10::Device device, const HostMemory& memory, size_t size_bytes) {
-    static std::mutex mutex;
-    static auto* blocks = new std::array<HostBlock, 64>{};
-    const std::lock_guard<std::mutex> lock(mutex);
-    HostBlock& block = blocks->at(static_cast<size_t>(device.index()));
+/// Staging memory of a device, made once: the steady state locks no pages. Whoever uses it holds
+/// the mutex: optimizers may step in several threads.
+struct Staging {
+    std::mutex mutex;
+    HostBlock block;
+    std::vector<Event> last_use;  // Copies that may still read it, on whatever stream they were.
+};
+
+Staging& staging_of(c10::Device device) {
+    static auto* all = new std::array<Staging, 64>{};
+    return all->at(static_cast<size_t>(device.index()));
+}
+
+std::byte* staging_bytes_of(Staging& staging, const HostMemory& memory, size_t size_bytes) {
+    HostBlock& block = staging.block;
     if (block.size_bytes < size_bytes) {
         if (block) {
-            memory.pool->free(block, {});
+            memory.pool->free(block, staging.last_use);
             block = {};
         }
         const std::optional<HostBlock> made = memory.pool->allocate(size_bytes);
@@ -88,6 +97,11 @@ optim::PipelineShare cuda_adamw_step(c10::Device device,
     const c10::cuda::CUDAGuard guard(device);
     const HostMemory memory = host_memory_of(device);
     const StreamId current = CurrentStream(device).id();
+    Staging& shared = staging_of(device);
+    const std::lock_guard<std::mutex> lock(shared.mutex);
+    for (const Event& event : shared.last_use) {
+        memory.device->wait(current, event);
+    }
     const Event ready = memory.device->record(current);
     optim::PipelineOptions options = tuning().pipeline;
     options.use_host = engine != StepEngine::kStream;
@@ -99,7 +113,7 @@ optim::PipelineShare cuda_adamw_step(c10::Device device,
     }
     std::byte* staging = nullptr;
     if (options.use_host) {
-        staging = staging_of(device, memory, options.staging_bytes());
+        staging = staging_bytes_of(shared, memory, options.staging_bytes());
     }
     std::vector<optim::DeviceUpdate> all;
     all.reserve(updates.size());
@@ -114,6 +128,7 @@ optim::PipelineShare cuda_adamw_step(c10::Device device,
     for (const Event& event : finished) {
         memory.device->wait(current, event);
     }
+    shared.last_use = std::move(finished);
     return share;
 }
 

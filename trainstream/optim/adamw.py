@@ -370,7 +370,58 @@ class _HostOptimizer:
             slot.set_master(_extension(), saved["master"])
 
 
-class AdamW(_HostOptimizer, torch.optim.AdamW):
+class Adam(_HostOptimizer, torch.optim.Adam):
+    """Adam as `torch.optim.Adam` computes it in float32: decay is added to the gradient.
+
+    Args:
+        params, lr, betas, eps, weight_decay, maximize, foreach, fused, decoupled_weight_decay: As
+            torch.optim.Adam takes them.
+        Others: As for `AdamW`.
+    """
+
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=0,
+        amsgrad=False,
+        *,
+        foreach=None,
+        maximize=False,
+        capturable=False,
+        differentiable=False,
+        fused=None,
+        decoupled_weight_decay=False,
+        engine="auto",
+        moments="auto",
+        max_grad_norm=None,
+        accumulation_steps=None,
+        seed=0,
+    ):
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            foreach=foreach,
+            maximize=maximize,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+            decoupled_weight_decay=decoupled_weight_decay,
+            engine=engine,
+            moments=moments,
+            max_grad_norm=max_grad_norm,
+            accumulation_steps=accumulation_steps,
+            seed=seed,
+        )
+
+
+class AdamW(Adam, torch.optim.AdamW):
     """AdamW as `torch.optim.AdamW` computes it in float32, with masters and moments in host memory.
 
     A parameter takes 12 bytes of host memory with float32 moments and 8 with bfloat16 ones (its
@@ -428,7 +479,9 @@ class AdamW(_HostOptimizer, torch.optim.AdamW):
         accumulation_steps=None,
         seed=0,
     ):
-        super().__init__(
+        # Not through Adam's, which names the kind of decay: torch.optim.AdamW does so itself.
+        _HostOptimizer.__init__(
+            self,
             params,
             lr,
             betas,
@@ -440,57 +493,6 @@ class AdamW(_HostOptimizer, torch.optim.AdamW):
             capturable=capturable,
             differentiable=differentiable,
             fused=fused,
-            engine=engine,
-            moments=moments,
-            max_grad_norm=max_grad_norm,
-            accumulation_steps=accumulation_steps,
-            seed=seed,
-        )
-
-
-class Adam(_HostOptimizer, torch.optim.Adam):
-    """Adam as `torch.optim.Adam` computes it in float32: decay is added to the gradient.
-
-    Args:
-        params, lr, betas, eps, weight_decay, maximize, foreach, fused, decoupled_weight_decay: As
-            torch.optim.Adam takes them.
-        Others: As for `AdamW`.
-    """
-
-    def __init__(
-        self,
-        params,
-        lr=1e-3,
-        betas=(0.9, 0.999),
-        eps=1e-8,
-        weight_decay=0,
-        amsgrad=False,
-        *,
-        foreach=None,
-        maximize=False,
-        capturable=False,
-        differentiable=False,
-        fused=None,
-        decoupled_weight_decay=False,
-        engine="auto",
-        moments="auto",
-        max_grad_norm=None,
-        accumulation_steps=None,
-        seed=0,
-    ):
-        super().__init__(
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            amsgrad,
-            foreach=foreach,
-            maximize=maximize,
-            capturable=capturable,
-            differentiable=differentiable,
-            fused=fused,
-            decoupled_weight_decay=decoupled_weight_decay,
             engine=engine,
             moments=moments,
             max_grad_norm=max_grad_norm,
