@@ -134,6 +134,9 @@ class BuildExtension(cpp_extension.BuildExtension):
         if "CXX" not in os.environ and os.access(CCACHE_COMPILER, os.X_OK):
             os.environ["CXX"] = CCACHE_COMPILER
             os.environ["TORCH_NO_COMPILER_WRAPPER"] = "1"  # Later torch puts ccache before ccache.
+            if WITH_CUDA:
+                nvcc = os.path.join(cpp_extension.CUDA_HOME, "bin", "nvcc")
+                os.environ.setdefault("PYTORCH_NVCC", f"ccache {nvcc}")
         if WITH_CUDA and not torch.cuda.is_available():
             os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX")  # Not torch's own, all.
         os.environ.setdefault("CCACHE_BASEDIR", str(ROOT))  # As in the Makefile.
