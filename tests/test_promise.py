@@ -955,3 +955,35 @@ def test_operator_that_began_unwatched_keeps_its_address(tmp_path):
     print(results, b.unique().tolist(), e.sum().item())
     """
     assert exit_numbers(run_both(tmp_path, script, "vram:100MiB"))["evicted"] > 0
+
+
+# --- Optimizers that write out of torch's sight ---
+
+
+def test_optimizer_that_writes_through_addresses_loses_nothing(tmp_path):
+    """As the kernels of apex and DeepSpeed do: the storages are clean when it writes."""
+    script = """
+    import ctypes
+    data_ptr = getattr(torch.Tensor.data_ptr, "__wrapped__", torch.Tensor.data_ptr)
+    numel = 2**20
+
+    class Unseen(torch.optim.Optimizer):
+        def step(self):
+            for p in self.param_groups[0]["params"]:
+                for tensor in (p, self.state[p]["average"]):
+                    array = (ctypes.c_float * numel).from_address(data_ptr(tensor))
+                    array[0], array[numel - 1] = array[0] + 1, array[numel - 1] - 1
+
+    p = torch.nn.Parameter(torch.zeros(numel))
+    optimizer = Unseen([p], {})
+    optimizer.state[p] = {"average": torch.zeros(numel)}
+    average = optimizer.state[p]["average"]
+    for step in range(3):
+        evict_all()
+        torch.mm(p.detach().view(1024, 1024), average.view(1024, 1024))  # Clean from here on.
+        optimizer.step()
+        evict_all()
+        print(is_cold(p) or _C is None, p[0].item(), p[-1].item(), average[0].item(),
+              average[-1].item())
+    """
+    assert exit_numbers(run_both(tmp_path, script, "vram:32MiB"))["evicted"] > 0

@@ -98,8 +98,8 @@ def memory_stats() -> dict[str, int | float | str]:
 
     Keys: device, budget_bytes, peak_bytes, evicted_bytes, restored_bytes, in_place_bytes,
     dropped_bytes (left without a copy), born_cold_bytes, host_in_use_bytes, page_locked_bytes,
-    page_locked_bytes_peak, host_limit_bytes, resident_bytes, cold_bytes, pins, evictions, restores,
-    failures, growths, stall_ns, steps.
+    page_locked_bytes_peak, optimizer_bytes (trainstream.optim's states), host_limit_bytes,
+    resident_bytes, cold_bytes, pins, evictions, restores, failures, growths, stall_ns, steps.
     """
     state = _state()
     return {} if state is None else dict(state.extension.stats())

@@ -1,4 +1,4 @@
-"""The end of a step and the end of a process: the optimizer's hook and the line on exit."""
+"""The end of a process: the line on exit."""
 
 import atexit
 import os
@@ -7,16 +7,11 @@ import time
 from multiprocessing import parent_process, util
 from types import ModuleType
 
-from torch.optim.optimizer import register_optimizer_step_post_hook
-
-from trainstream import _edges
-
 _printed = False
 
 
 def install(extension: ModuleType, started_ns: int) -> None:
-    """Registers both. Called once for each process, when trainstream is switched on."""
-    register_optimizer_step_post_hook(_step_hook(extension))
+    """Called once for each process, when trainstream is switched on."""
     arguments = (extension, started_ns, os.getpid())
     atexit.register(_finish, *arguments)
     _finish_in_children_too(arguments)
@@ -54,17 +49,6 @@ def line(stats: dict[str, int | float | str], elapsed_ns: int) -> str:
         "stall": f"{stall_percent:.1f}%",
     }
     return "trainstream: " + " ".join(f"{key}={value}" for key, value in fields.items())
-
-
-def _step_hook(extension: ModuleType):
-    step_done = extension.step_done
-
-    # A compiled optimizer step would trace into the extension and warn that it cannot.
-    @_edges.hidden_from_compiler
-    def hook(optimizer, args, kwargs) -> None:
-        step_done()
-
-    return hook
 
 
 def _finish(extension: ModuleType, started_ns: int, pid: int) -> None:

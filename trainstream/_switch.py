@@ -13,7 +13,7 @@ from types import ModuleType
 
 import torch
 
-from trainstream import _edges, _exit, _foreach, config, errors
+from trainstream import _edges, _exit, _foreach, _step, config, errors
 
 
 @dataclass(frozen=True)
@@ -179,6 +179,7 @@ def _finish(wanted: config.Config, device: str, extension: ModuleType) -> None:
     global _state
     state = State(wanted, device, extension, time.monotonic_ns())
     _exit.install(extension, state.started_ns)
+    _step.install(extension)
     _edges.install(extension, device)
     _foreach.install(extension, device)
     _state = state

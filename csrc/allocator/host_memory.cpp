@@ -1,5 +1,6 @@
 #include "allocator/host_memory.h"
 
+#include <atomic>
 #include <cstdio>
 #include <exception>
 
@@ -41,6 +42,8 @@ HostMemory plain_memory_of(c10::DeviceIndex index) {
 }
 #endif
 
+std::atomic<uint64_t> g_bytes{0};
+
 /// A block of a pool, as the deleter of a tensor.
 class BlockOwner {
 public:
@@ -51,6 +54,7 @@ public:
         if (PagerRegistry::instance().forked()) {
             return;  // The pool is the parent's.
         }
+        g_bytes.fetch_sub(block_.size_bytes);
         std::vector<Event> after;
         try {
             after.push_back(memory_.device->record(CurrentStream(device_).id()));
@@ -77,6 +81,8 @@ HostBlock allocate_block(const HostMemory& memory, size_t size_bytes) {
 
 }  // namespace
 
+uint64_t host_zeros_bytes() { return g_bytes.load(); }
+
 HostMemory host_memory_of(c10::Device device) {
     if (Pager* pager = PagerRegistry::instance().find(device)) {
         return {&pager->device(), &pager->host()};
@@ -98,6 +104,7 @@ at::Tensor host_zeros(c10::Device device, at::IntArrayRef sizes, at::IntArrayRef
         return at::empty_strided(sizes, strides, options).zero_();
     }
     const HostBlock block = allocate_block(memory, count * c10::elementSize(type));
+    g_bytes.fetch_add(block.size_bytes);
     return at::from_blob(block.address, sizes, strides, BlockOwner(memory, device, block), options)
         .zero_();
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 
 #include <ATen/core/Tensor.h>
@@ -28,5 +29,8 @@ HostMemory host_memory_of(c10::Device device);
 /// Throws kOutOfMemory.
 at::Tensor host_zeros(c10::Device device, at::IntArrayRef sizes, at::IntArrayRef strides,
                       at::ScalarType type);
+
+/// Bytes of page-locked memory in such tensors now, of all devices.
+uint64_t host_zeros_bytes();
 
 }  // namespace trainstream

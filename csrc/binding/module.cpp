@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/headeronly/version.h>
 
+#include "allocator/host_memory.h"
 #include "allocator/limits.h"
 #include "allocator/pager_registry.h"
 #include "allocator/sim_allocator.h"
@@ -10,6 +11,7 @@
 #include "binding/managed_storages.h"
 #include "binding/operator_guard.h"
 #include "binding/optim_module.h"
+#include "binding/use_scope.h"
 
 #ifdef TS_WITH_CUDA
 #include "binding/cuda_module.h"
@@ -102,8 +104,7 @@ void for_each_pager(const Function& function) {
     }
 }
 
-/// The numbers of all devices added up; empty in a forked child.
-py::dict stats() {
+py::dict add_up() {
     py::dict total;
     for_each_pager([&](Pager& pager) {
         for (const auto& [key, value] : stats_of(pager)) {
@@ -119,6 +120,15 @@ py::dict stats() {
     if (total.empty() && !PagerRegistry::instance().forked()) {
         // No storage yet. Only CUDA's pagers are made with the first one.
         return dict_of("cuda", {}, {}, {});
+    }
+    return total;
+}
+
+/// The numbers of all devices added up; empty in a forked child.
+py::dict stats() {
+    py::dict total = add_up();
+    if (!total.empty()) {
+        total["optimizer_bytes"] = host_zeros_bytes();
     }
     return total;
 }
@@ -162,6 +172,18 @@ uint64_t evict_all() {
     return bytes;
 }
 
+/// What code outside torch's sight may write: no host copy of it counts any more.
+void mark_written(const std::vector<at::Tensor>& tensors) {
+    if (!operator_guard::is_watching()) {
+        return;  // Nothing moves, and nothing has a host copy.
+    }
+    UseScope uses;
+    for (const at::Tensor& tensor : tensors) {
+        uses.add(tensor, /*writes=*/true, UseKind::kMetadata);
+    }
+    uses.begin();
+}
+
 void step_done() {
     for_each_pager([](Pager& pager) { pager.step_done(); });
 }
@@ -185,6 +207,7 @@ PYBIND11_MODULE(_C, module) {
     module.def("pin_briefly", &operator_guard::pin_briefly, NoGil());
     module.def("pin_storage", &pin_storage);
     module.def("evict_all", &evict_all, NoGil());
+    module.def("mark_written", &mark_written, NoGil());
     module.def("step_done", &step_done, NoGil());
     module.def("close", &close, NoGil());
     add_optim_functions(module);

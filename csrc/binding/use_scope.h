@@ -21,7 +21,7 @@ public:
     UseScope(const UseScope&) = delete;
     UseScope& operator=(const UseScope&) = delete;
 
-    void add(const at::Tensor& tensor, bool writes);
+    void add(const at::Tensor& tensor, bool writes, UseKind kind = UseKind::kInPlace);
     void begin();
 
 private:

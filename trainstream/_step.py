@@ -1,0 +1,53 @@
+"""Around a step of any optimizer: what it may write counts as written, and steps are counted."""
+
+from types import ModuleType
+
+import torch
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from trainstream import _edges
+
+
+def install(extension: ModuleType) -> None:
+    """Registers the hooks. Called once for each process, when trainstream is switched on."""
+
+    # A compiled optimizer step would trace into the extension and warn that it cannot.
+    @_edges.hidden_from_compiler
+    def before(optimizer, args, kwargs) -> None:
+        if _writes_unseen(optimizer):
+            extension.mark_written(_tensors_of(optimizer))
+
+    @_edges.hidden_from_compiler
+    def after(optimizer, args, kwargs) -> None:
+        # Once more: what came in during the step has a host copy from before the write.
+        if _writes_unseen(optimizer):
+            extension.mark_written(_tensors_of(optimizer))
+        extension.step_done()
+
+    register_optimizer_step_pre_hook(before)
+    register_optimizer_step_post_hook(after)
+
+
+def _writes_unseen(optimizer: Optimizer) -> bool:
+    """Whether its step may be a kernel that torch does not dispatch (apex, DeepSpeed).
+
+    Torch's own steps are operators, and ours announces itself.
+    """
+    return not type(optimizer).__module__.startswith(("torch.optim.", "trainstream."))
+
+
+def _tensors_of(optimizer: Optimizer) -> list[torch.Tensor]:
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    grads = [p.grad for p in params if p.grad is not None]
+    states = [
+        value
+        for state in optimizer.state.values()
+        if isinstance(state, dict)
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+    ]
+    return [*params, *grads, *states]
