@@ -53,7 +53,12 @@ def main():
         ("losses finite", int(all(math.isfinite(float.fromhex(x)) for x in ours.losses())), "bool"),
         ("host memory in use, peak", host, "bytes"),
         ("host memory a parameter", host / parameters, "bytes"),
-        ("against the formula of 8 bytes", host / parameters / FORMULA_BYTES, "ratio"),
+        ("the same against the formula of 8 bytes", host / parameters / FORMULA_BYTES, "ratio"),
+        (
+            "optimizer states and weights against it",
+            (last["ts_optimizer_bytes"] / parameters + 2) / FORMULA_BYTES,
+            "ratio",
+        ),
         ("optimizer's share of the work on the host", last.get("host_share", 0), "ratio"),
     ]
     report(rows, "trainstream, capped", ours)

@@ -607,6 +607,8 @@ def test_parameters_that_became_others():
         ({"engine": "gpu"}, "engine.*auto, host, stream, hybrid"),
         ({"moments": "int8"}, "moments.*auto, float32, bfloat16"),
         ({"max_grad_norm": -1}, "max_grad_norm.*above 0"),
+        ({"accumulation_steps": 0}, "accumulation_steps.*1, 2"),
+        ({"accumulation_steps": 1.5}, "accumulation_steps.*1, 2"),
         ({"amsgrad": True}, "amsgrad"),
         ({"capturable": True}, "capturable"),
         ({"differentiable": True}, "differentiable"),
@@ -650,6 +652,9 @@ for step in range(6):
 print([digest(s["exp_avg"]) + digest(s["master"]) if "master" in s else digest(s["exp_avg"])
        for s in optimizer.state_dict()["state"].values()])
 print(optimizer.share, file=sys.stderr)
+if trainstream.is_enabled():
+    elements = sum(p.numel() for p in model.parameters())
+    print("bytes a parameter", stats()["optimizer_bytes"] / elements, file=sys.stderr)
 """
 
 
@@ -665,6 +670,10 @@ def test_simulated_device_gives_the_bits_of_plain_tensors(tmp_path, dtype, momen
     numbers = exit_numbers(under)
     assert numbers["evicted"] > 0
     assert numbers["peak"] <= numbers["budget"]
+    # Two moments and the remainder; the rest is checksums (4 bytes a tile) and what rounds up.
+    formula = 2 * (4 if moments == "float32" else 2) + (2 if dtype == "bfloat16" else 0)
+    a_parameter = float(under.stderr.split("bytes a parameter ")[1].split()[0])
+    assert formula <= a_parameter <= 1.01 * formula
 
 
 REPLACED = """

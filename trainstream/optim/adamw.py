@@ -34,7 +34,9 @@ class _HostOptimizer:
         _check_choice("moments", moments, ("auto", *MOMENTS))
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise errors.bad_argument("max_grad_norm", max_grad_norm, "None or a number above 0")
-        if accumulation_steps is not None and not accumulation_steps >= 1:
+        if accumulation_steps is not None and (
+            type(accumulation_steps) is not int or accumulation_steps < 1
+        ):
             raise errors.bad_argument("accumulation_steps", accumulation_steps, "None or 1, 2, ...")
         self._settings = {"engine": engine, "moments": moments, "max_grad_norm": max_grad_norm}
         self._settings |= {"seed": int(seed) % 2**64, "accumulation_steps": accumulation_steps}
