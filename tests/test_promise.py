@@ -920,7 +920,7 @@ def test_operator_that_began_unwatched_keeps_its_address(tmp_path):
     lib = torch.library.Library("lib", "DEF")
     lib.define("slow(Tensor x) -> Tensor")
     lib.impl("slow", slow, "CPU")
-    results = []
+    results, kept = [], []
 
     def work():
         a = torch.ones(50, M)
@@ -930,6 +930,7 @@ def test_operator_that_began_unwatched_keeps_its_address(tmp_path):
         results.append(torch.ops.lib.slow(a).item())
         a.add_(1)
         results.append(a.unique().tolist())
+        kept.append(a)
 
     thread = threading.Thread(target=work)
     thread.start()
