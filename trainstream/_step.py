@@ -1,34 +1,33 @@
 """Around a step of any optimizer: what it may write counts as written, and steps are counted."""
 
+import weakref
 from types import ModuleType
 
 import torch
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from trainstream import _edges
 
 
 def install(extension: ModuleType) -> None:
-    """Registers the hooks. Called once for each process, when trainstream is switched on."""
+    """Registers the hook. Called once for each process, when trainstream is switched on."""
+    known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+
+    def before(optimizer, args, kwargs) -> None:
+        extension.mark_written(_tensors_of(optimizer))
 
     # A compiled optimizer step would trace into the extension and warn that it cannot.
     @_edges.hidden_from_compiler
-    def before(optimizer, args, kwargs) -> None:
-        if _writes_unseen(optimizer):
-            extension.mark_written(_tensors_of(optimizer))
-
-    @_edges.hidden_from_compiler
     def after(optimizer, args, kwargs) -> None:
-        # Once more: what came in during the step has a host copy from before the write.
         if _writes_unseen(optimizer):
             extension.mark_written(_tensors_of(optimizer))
+            # And before its next steps, or what leaves in the middle of one may leave too early.
+            # Not for all optimizers: one more hook is one more break in a compiled step.
+            if optimizer not in known:
+                known.add(optimizer)
+                optimizer.register_step_pre_hook(before)
         extension.step_done()
 
-    register_optimizer_step_pre_hook(before)
     register_optimizer_step_post_hook(after)
 
 
