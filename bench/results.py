@@ -25,6 +25,15 @@ def commit():
         return "unknown"
 
 
+def command():
+    """What was run, less where it put the result: that says something of one machine only."""
+    words = list(sys.argv)
+    if "--folder" in words:
+        at = words.index("--folder")
+        del words[at : at + 2]
+    return "python " + " ".join(words)
+
+
 def write(what, hardware, versions, rows, folder=None):
     """Writes rows of (name, value, unit) and returns the path."""
     folder = pathlib.Path(folder or ROOT / "bench" / "results")
@@ -37,7 +46,7 @@ def write(what, hardware, versions, rows, folder=None):
         "hardware": hardware,
         "versions": {"python": platform.python_version(), **versions},
         "commit": commit(),
-        "command": "python " + " ".join(sys.argv),
+        "command": command(),
         "rows": [{"name": name, "value": value, "unit": unit} for name, value, unit in rows],
     }
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
