@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
-#include <string_view>
 #include <thread>
 
+#include "base/cgroups.h"
 #include "base/text_file.h"
 
 namespace trainstream::optim {
@@ -33,20 +33,6 @@ size_t version1_cores(const std::string& directory) {
     return cores_for(number_in("/cpu.cfs_quota_us"), number_in("/cpu.cfs_period_us"));
 }
 
-/// The least that any cgroup from `path` up to the root allows.
-size_t hierarchy_cores(const std::string& mount, std::string path,
-                       size_t (*cores_of)(const std::string&)) {
-    size_t cores = SIZE_MAX;
-    for (;;) {
-        cores = std::min(cores, cores_of(mount + path));
-        const size_t slash = path.rfind('/');
-        if (path.empty() || slash == std::string::npos) {
-            return cores;
-        }
-        path.resize(slash);  // A path that a container does not see only fails to open.
-    }
-}
-
 size_t affinity_cores() {
     cpu_set_t mask;
     if (sched_getaffinity(0, sizeof mask, &mask) != 0) {  // More than 1024 cores.
@@ -59,25 +45,10 @@ size_t affinity_cores() {
 
 size_t cgroup_cores_under(const std::string& root) {
     size_t cores = SIZE_MAX;
-    const std::string text = read_text_file(root + "/proc/self/cgroup").value_or("");
-    // "hierarchy:controllers:path"; hierarchy 0 is version 2.
-    for (const std::string_view view : lines_of(text)) {
-        const std::string line(view);
-        const size_t first = line.find(':');
-        const size_t second = line.find(':', first + 1);
-        if (first == std::string::npos || second == std::string::npos) {
-            continue;
-        }
-        const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-        const std::string path = line.substr(second + 1);
-        if (line.substr(0, first) == "0") {
-            const std::string mount = root + "/sys/fs/cgroup";
-            cores = std::min(cores, hierarchy_cores(mount, path, &version2_cores));
-        } else if (controllers.find(",cpu,") != std::string::npos) {
-            const std::string mount = root + "/sys/fs/cgroup/cpu";
-            cores = std::min(cores, hierarchy_cores(mount, path, &version1_cores));
-        }
-    }
+    for_each_cgroup(root, "cpu", [&](int version, const std::string& directory) {
+        cores =
+            std::min(cores, version == 2 ? version2_cores(directory) : version1_cores(directory));
+    });
     return cores;
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/bytes.h"
+#include "base/cgroups.h"
 #include "base/text_file.h"
 #include "pager/host_pool.h"
 
@@ -16,16 +17,14 @@ constexpr uint64_t kNoLimit = UINT64_MAX;
 
 /// Where the numbers of one cgroup version are.
 struct CgroupFiles {
-    const char* mount;
     const char* limit;
     const char* usage;
     const char* idle_cache;  // The key in memory.stat.
 };
 
-constexpr CgroupFiles kVersion1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes",
-                                   "memory.usage_in_bytes", "total_inactive_file"};
-constexpr CgroupFiles kVersion2 = {"/sys/fs/cgroup", "memory.max", "memory.current",
-                                   "inactive_file"};
+constexpr CgroupFiles kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes",
+                                   "total_inactive_file"};
+constexpr CgroupFiles kVersion2 = {"memory.max", "memory.current", "inactive_file"};
 
 /// The first number of a file. Nothing: no such file, or a word ("max").
 std::optional<uint64_t> read_number(const std::string& path) {
@@ -60,38 +59,11 @@ uint64_t left_in_cgroup(const std::string& directory, const CgroupFiles& files) 
     return *limit - std::min(*limit, used);
 }
 
-/// The least that any cgroup from `path` up to the root leaves.
-uint64_t left_in_hierarchy(const std::string& root, std::string path, const CgroupFiles& files) {
-    uint64_t left = kNoLimit;
-    for (;;) {
-        left = std::min(left, left_in_cgroup(root + files.mount + path, files));
-        const size_t slash = path.rfind('/');
-        if (path.empty() || slash == std::string::npos) {
-            return left;
-        }
-        path.resize(slash);  // A path that a container does not see only fails to open.
-    }
-}
-
 uint64_t left_in_cgroups(const std::string& root) {
     uint64_t left = kNoLimit;
-    const std::string text = read_text_file(root + "/proc/self/cgroup").value_or("");
-    // "hierarchy:controllers:path"; hierarchy 0 is version 2.
-    for (const std::string_view view : lines_of(text)) {
-        const std::string line(view);
-        const size_t first = line.find(':');
-        const size_t second = line.find(':', first + 1);
-        if (first == std::string::npos || second == std::string::npos) {
-            continue;
-        }
-        const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-        const std::string path = line.substr(second + 1);
-        if (line.substr(0, first) == "0") {
-            left = std::min(left, left_in_hierarchy(root, path, kVersion2));
-        } else if (controllers.find(",memory,") != std::string::npos) {
-            left = std::min(left, left_in_hierarchy(root, path, kVersion1));
-        }
-    }
+    for_each_cgroup(root, "memory", [&](int version, const std::string& directory) {
+        left = std::min(left, left_in_cgroup(directory, version == 2 ? kVersion2 : kVersion1));
+    });
     return left;
 }
 
