@@ -71,15 +71,15 @@ private:
     HostBlock block_;
 };
 
-HostBlock allocate_block(const HostMemory& memory, size_t size_bytes) {
+}  // namespace
+
+HostBlock allocate_host_block(const HostMemory& memory, size_t size_bytes) {
     if (const std::optional<HostBlock> block = memory.pool->allocate(size_bytes)) {
         return *block;
     }
     const HostPoolStats stats = memory.pool->stats();
     throw errors::host_memory_exhausted(size_bytes, stats.in_use_bytes, stats.limit_bytes);
 }
-
-}  // namespace
 
 uint64_t host_zeros_bytes() { return g_bytes.load(); }
 
@@ -103,7 +103,7 @@ at::Tensor host_zeros(c10::Device device, at::IntArrayRef sizes, at::IntArrayRef
     if (memory.pool == nullptr || count == 0) {
         return at::empty_strided(sizes, strides, options).zero_();
     }
-    const HostBlock block = allocate_block(memory, count * c10::elementSize(type));
+    const HostBlock block = allocate_host_block(memory, count * c10::elementSize(type));
     g_bytes.fetch_add(block.size_bytes);
     return at::from_blob(block.address, sizes, strides, BlockOwner(memory, device, block), options)
         .zero_();

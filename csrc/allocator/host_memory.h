@@ -23,6 +23,9 @@ struct HostMemory {
 /// own where they are not. They last as long as the process.
 HostMemory host_memory_of(c10::Device device);
 
+/// A block of `memory.pool`, which is not null. Throws kOutOfMemory.
+HostBlock allocate_host_block(const HostMemory& memory, size_t size_bytes);
+
 /// A CPU tensor of zeros in the page-locked memory beside `device`; an ordinary one beside plain
 /// CPU tensors. It gives its block back once what the device's current stream has then is done.
 /// Requires: no element has two addresses, and none lies between two others.

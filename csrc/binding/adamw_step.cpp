@@ -31,7 +31,6 @@ using optim::SliceUpdate;
 
 struct EngineSlot {
     std::mutex mutex;
-    optim::HostEngineOptions options;
     std::unique_ptr<optim::HostEngine> engine;
 };
 
@@ -187,7 +186,7 @@ optim::HostEngine& host_engine() {
     EngineSlot& slot = engine_slot();
     const std::lock_guard<std::mutex> lock(slot.mutex);
     if (slot.engine == nullptr) {
-        slot.engine = std::make_unique<optim::HostEngine>(slot.options);
+        slot.engine = std::make_unique<optim::HostEngine>();
     }
     return *slot.engine;
 }

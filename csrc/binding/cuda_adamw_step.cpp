@@ -9,7 +9,6 @@
 #include "allocator/current_stream.h"
 #include "allocator/host_memory.h"
 #include "allocator/pager_registry.h"
-#include "base/error.h"
 #include "optim/square_sums_cuda.h"
 #include "optim/update.h"
 #include "optim/update_cuda.h"
@@ -70,12 +69,7 @@ std::byte* staging_bytes_of(Staging& staging, const HostMemory& memory, size_t s
             memory.pool->free(block, staging.last_use);
             block = {};
         }
-        const std::optional<HostBlock> made = memory.pool->allocate(size_bytes);
-        if (!made.has_value()) {
-            const HostPoolStats stats = memory.pool->stats();
-            throw errors::host_memory_exhausted(size_bytes, stats.in_use_bytes, stats.limit_bytes);
-        }
-        block = *made;
+        block = allocate_host_block(memory, size_bytes);
     }
     return static_cast<std::byte*>(block.address);
 }

@@ -73,7 +73,7 @@ at::Tensor checksums_on_host(const at::Tensor& like) {
     return host_zeros(like.device(), {static_cast<int64_t>(tiles)}, {1}, at::kInt);
 }
 
-/// Bytes that host_zeros() may still hand out beside the device of `like`; -1: not known.
+/// Bytes that host_zeros() may still hand out beside the device of `like`.
 int64_t host_bytes_left(const at::Tensor& like) {
     const HostMemory memory = host_memory_of(like.device());
     if (memory.pool == nullptr) {
@@ -102,7 +102,6 @@ void add_optim_functions(py::module_& module) {
     using NoGil = py::call_guard<py::gil_scoped_release>;
     py::class_<AdamW::Hyperparameters>(module, "AdamWHyperparameters").def(py::init(&make_hyper));
     py::class_<ParameterStep>(module, "ParameterStep").def(py::init(&make_step));
-    module.attr("tile_elements") = optim::kTile;
     module.def("adamw_step", &step);
     module.def("sum_of_squares", &sum_of_squares, NoGil());
     module.def("is_dense", &is_dense);
@@ -125,8 +124,6 @@ void add_optim_functions(py::module_& module) {
         set_cuda_step_tuning(tuning);
     });
 #endif
-    module.def("host_engine_name",
-               [] { return std::string(name_of(host_engine().instruction_set())); });
     module.def("host_engine_threads", [] { return host_engine().threads(); });
 }
 

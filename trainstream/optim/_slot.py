@@ -5,7 +5,8 @@ from types import ModuleType
 
 import torch
 
-HALVES = (torch.bfloat16, torch.float16)
+# What lies beside the weights of a half-precision parameter; see Slot.residual.
+RESIDUALS = {torch.bfloat16: torch.int16, torch.float16: torch.float32}
 
 
 @dataclass
@@ -29,9 +30,7 @@ class Slot:
     @classmethod
     def zeros(cls, extension: ModuleType, param: torch.Tensor, moments: torch.dtype) -> "Slot":
         """Moments of zero; the master is the weight, since no checksum fits."""
-        residual_dtype = {torch.bfloat16: torch.int16, torch.float16: torch.float32}.get(
-            param.dtype
-        )
+        residual_dtype = RESIDUALS.get(param.dtype)
         return cls(
             kind_of(param),
             extension.zeros_on_host(param, moments),
@@ -51,7 +50,7 @@ class Slot:
 
     def master(self, extension: ModuleType, param: torch.Tensor) -> torch.Tensor | None:
         """float32 masters of half-precision parameters, as a CPU tensor; None for float32."""
-        if param.dtype not in HALVES:
+        if param.dtype not in RESIDUALS:
             return None
         if self.kind[1:3] != (param.dtype, tuple(param.shape)):  # It became another since.
             return param.detach().float().cpu()
@@ -78,5 +77,5 @@ def kind_of(param: torch.Tensor) -> tuple:
 
 def bytes_needed(param: torch.Tensor, moments: torch.dtype) -> int:
     """Host memory of a slot: moments, and 2 bytes an element beside bfloat16, 4 beside float16."""
-    residual = {torch.bfloat16: 2, torch.float16: 4}.get(param.dtype, 0)
-    return param.numel() * (2 * moments.itemsize + residual)
+    residual = RESIDUALS.get(param.dtype)
+    return param.numel() * (2 * moments.itemsize + (residual.itemsize if residual else 0))

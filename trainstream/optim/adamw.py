@@ -5,6 +5,7 @@ ICLR 2015. Arithmetic is fp32 whatever the parameters are, and the same bits com
 cores, from a GPU, and from both at once.
 """
 
+import functools
 import math
 
 import torch
@@ -542,6 +543,7 @@ def _configured(key: str) -> str:
     return "auto" if state is None else getattr(state.config, key)
 
 
+@functools.cache  # Each parameter of each step asks, and loading compares versions.
 def _extension():
     from trainstream import _switch
 
