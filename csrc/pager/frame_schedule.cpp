@@ -1,0 +1,255 @@
+#include "pager/frame_schedule.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/assert.h"
+#include "base/bytes.h"
+
+namespace trainstream {
+
+namespace {
+
+// An operator this far ahead of where the run was is where it is now: some were skipped. Further
+// away it may be an operator that the period does not have, and only a row of them is believed.
+constexpr uint64_t kNear = 64;
+constexpr int kStraysBelieved = 8;
+
+}  // namespace
+
+/// A window of neighbouring frames, and how good it is to take.
+struct FrameSchedule::Candidate {
+    bool spares_all = true;         // It takes nothing that was used within the lead.
+    uint64_t soonest_use = kNever;  // Of what it takes; the later the better.
+    uint64_t bytes = 0;             // That it takes; a gap takes none.
+    size_t room_bytes = 0;          // From its begin to the next frame that stays.
+    size_t begin = 0;
+    std::map<size_t, uint32_t>::const_iterator first;  // The frames that it takes.
+    std::map<size_t, uint32_t>::const_iterator last;
+
+    bool better_than(const Candidate& other) const {
+        if (spares_all != other.spares_all) {
+            return spares_all;
+        }
+        if (soonest_use != other.soonest_use) {
+            return soonest_use > other.soonest_use;
+        }
+        return bytes != other.bytes ? bytes < other.bytes : room_bytes < other.room_bytes;
+    }
+};
+
+FrameSchedule::FrameSchedule(Period period, size_t arena_bytes, size_t lead_bytes)
+    : period_(std::move(period)), arena_bytes_(arena_bytes), lead_bytes_(lead_bytes) {
+    const size_t items = item_count();
+    uses_.resize(items);
+    offset_.assign(items, kNoFrame);
+    last_use_.assign(items, 0);
+    next_use_.assign(items, 0);
+    removed_.assign(items, false);
+    bytes_before_.push_back(0);
+    for (uint32_t i = 0; i < length(); ++i) {
+        uint64_t bytes = bytes_before_.back();
+        for (const uint32_t item : period_.operations[i]) {
+            uses_[item].push_back(i);
+            bytes += item_bytes(item);
+        }
+        bytes_before_.push_back(bytes);
+    }
+}
+
+uint64_t FrameSchedule::next_use(uint32_t item, uint64_t from) const {
+    const std::vector<uint32_t>& uses = uses_[item];
+    if (uses.empty() || removed_[item]) {
+        return kNever;
+    }
+    const uint64_t period = from / length() * length();
+    const auto use = std::lower_bound(uses.begin(), uses.end(), from - period);
+    return use != uses.end() ? period + *use : period + length() + uses.front();
+}
+
+/// The same from what is planned on. That only moves on, so each use is looked up once.
+uint64_t FrameSchedule::planned_next_use(uint32_t item) {
+    if (next_use_[item] < planned_ || removed_[item]) {
+        next_use_[item] = next_use(item, planned_);
+    }
+    return next_use_[item];
+}
+
+uint64_t FrameSchedule::used_bytes_before(uint64_t time) const {
+    return time / length() * bytes_before_.back() + bytes_before_[time % length()];
+}
+
+/// What was used last at this time or later was used within the lead before `time`.
+uint64_t FrameSchedule::spared_from(uint64_t time) const {
+    const uint64_t before = used_bytes_before(time);
+    uint64_t low = time - std::min<uint64_t>(time, length());
+    uint64_t high = time + 1;
+    while (low < high) {
+        const uint64_t middle = low + (high - low) / 2;
+        if (before - used_bytes_before(middle) < lead_bytes_) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    return low;
+}
+
+void FrameSchedule::begun(uint32_t item) {
+    const uint64_t use = next_use(item, done_);
+    if (use == kNever) {
+        return;
+    }
+    if (use > done_ + kNear) {
+        ++strays_;
+        if (++strays_in_a_row_ < kStraysBelieved) {
+            return;
+        }
+    }
+    strays_in_a_row_ = 0;
+    now_ = use;
+    done_ = std::max(done_, now_);
+}
+
+void FrameSchedule::ended() { done_ = std::max(done_, now_ + 1); }
+
+void FrameSchedule::period_ended() {
+    if (length() == 0) {
+        return;
+    }
+    done_ = (done_ + length() - 1) / length() * length();
+    now_ = done_;
+    strays_in_a_row_ = 0;
+}
+
+std::optional<FrameSchedule::Load> FrameSchedule::due() {
+    if (length() == 0) {
+        return std::nullopt;
+    }
+    if (planned_ < done_) {
+        planned_ = done_;  // Uses that went by unplanned.
+        planned_uses_ = 0;
+        pending_.reset();
+    }
+    for (; planned_ < done_ + length(); ++planned_, planned_uses_ = 0) {
+        const ItemList& items = operation_at(planned_);
+        for (; planned_uses_ < items.size(); ++planned_uses_) {
+            const uint32_t item = items[planned_uses_];
+            if (has_frame(item)) {
+                last_use_[item] = std::max(last_use_[item], planned_ + 1);
+                continue;
+            }
+            if (!pending_.has_value()) {
+                pending_ = plan_use(item, planned_);
+            }
+            if (!pending_.has_value()) {
+                continue;  // No room even with all else gone: used where it is.
+            }
+            return pending_->ready_at <= done_ ? std::optional<Load>(pending_->load) : std::nullopt;
+        }
+    }
+    check_invariants();
+    return std::nullopt;
+}
+
+void FrameSchedule::skip() {
+    pending_.reset();
+    ++planned_uses_;
+}
+
+/// What the same operator uses stays, loaded for it already or about to be.
+std::optional<FrameSchedule::Plan> FrameSchedule::plan_use(uint32_t item, uint64_t time) {
+    const ItemList& together = operation_at(time);
+    return removed_[item] ? std::nullopt : plan(item, time, [&](uint32_t other) {
+        return std::find(together.begin(), together.end(), other) != together.end();
+    });
+}
+
+std::optional<FrameSchedule::Load> FrameSchedule::demand(
+    uint32_t item, const std::function<bool(uint32_t)>& is_pinned) {
+    pending_.reset();  // It may have meant the same frames.
+    last_use_[item] = std::max(last_use_[item], now_ + 1);
+    const std::optional<Plan> found = plan(item, now_, is_pinned);
+    return found.has_value() ? std::optional<Load>(found->load) : std::nullopt;
+}
+
+std::optional<FrameSchedule::Plan> FrameSchedule::plan(
+    uint32_t item, uint64_t time, const std::function<bool(uint32_t)>& is_kept) {
+    const size_t need = align_up(item_bytes(item), kBlockAlignment);
+    const uint64_t spared = spared_from(time);
+    std::optional<Candidate> best;
+    // At the end of each frame, and at the arena's begin: the shortest window that has the room.
+    size_t begin = 0;
+    for (auto first = frames_.cbegin();; ++first) {
+        Candidate window;
+        window.begin = begin;
+        window.first = first;
+        window.last = first;
+        const auto room_end = [&] {
+            return window.last == frames_.cend() ? arena_bytes_ : window.last->first;
+        };
+        while (room_end() < begin + need && window.last != frames_.cend() &&
+               !is_kept(window.last->second)) {
+            const uint32_t leaving = window.last->second;
+            window.spares_all =
+                window.spares_all && (last_use_[leaving] == 0 || last_use_[leaving] < spared);
+            window.soonest_use = std::min(window.soonest_use, planned_next_use(leaving));
+            window.bytes += item_bytes(leaving);
+            ++window.last;
+        }
+        window.room_bytes = room_end() - begin;
+        if (room_end() >= begin + need && (!best.has_value() || window.better_than(*best))) {
+            best = window;
+        }
+        if (first == frames_.cend()) {
+            break;
+        }
+        begin = align_up(first->first + item_bytes(first->second), kBlockAlignment);
+    }
+    if (!best.has_value()) {
+        return std::nullopt;
+    }
+    Plan plan{{item, best->begin, {}}, 0};
+    for (auto frame = best->first; frame != best->last; ++frame) {
+        plan.load.leave.push_back(frame->second);
+        plan.ready_at = std::max(plan.ready_at, last_use_[frame->second]);
+    }
+    return plan;
+}
+
+void FrameSchedule::left(uint32_t item) {
+    TS_ASSERT(has_frame(item));
+    frames_.erase(offset_[item]);
+    offset_[item] = kNoFrame;
+    pending_.reset();
+}
+
+void FrameSchedule::entered(uint32_t item, size_t offset) {
+    TS_ASSERT(!has_frame(item));
+    frames_.emplace(offset, item);
+    offset_[item] = offset;
+    pending_.reset();
+    check_invariants();
+}
+
+void FrameSchedule::remove(uint32_t item) {
+    if (has_frame(item)) {
+        left(item);
+    }
+    removed_[item] = true;
+    pending_.reset();
+}
+
+void FrameSchedule::check_invariants() const {
+#ifdef TS_DEBUG_CHECKS
+    size_t end = 0;
+    for (const auto& [offset, item] : frames_) {
+        TS_ASSERT_LE(end, offset);
+        TS_ASSERT_EQ(offset_[item], offset);
+        end = offset + item_bytes(item);
+    }
+    TS_ASSERT_LE(end, arena_bytes_);
+#endif
+}
+
+}  // namespace trainstream
