@@ -16,8 +16,9 @@ from types import ModuleType
 import torch
 
 # A piece's parameters, gradients and states come to at most this part of the budget: temporaries,
-# three times its parameters at most, and those of the operator before must have room beside it.
-_PIECES_IN_BUDGET = 8
+# three times its parameters at most, and those of the operator before must have room beside it; and
+# while one piece is computed, the states of the next come in and those of the last leave.
+_PIECES_IN_BUDGET = 64
 
 # Read line by line in torch 2.11 and 2.15: no function of these passes a value from one parameter
 # to another, but for what _must_stay_whole says. One that is not here is left alone.

@@ -77,6 +77,12 @@ py::dict dict_of(const char* device, const PagerStats& stats, const HostPoolStat
     result["pins"] = stats.pinned_storages;
     result["rebuilds"] = stats.rebuilds;
     result["steps"] = stats.steps;
+    result["arena_bytes"] = stats.arena_bytes;
+    result["planned_bytes"] = stats.planned_bytes;
+    result["plans"] = stats.plans;
+    result["loaded_ahead_bytes"] = stats.loaded_ahead_bytes;
+    result["demanded_bytes"] = stats.demanded_bytes;
+    result["strays"] = stats.strays;
     result["host_in_use_bytes"] = host.in_use_bytes;
     result["host_in_use_bytes_peak"] = host.in_use_bytes_peak;
     result["host_limit_bytes"] = host.limit_bytes;

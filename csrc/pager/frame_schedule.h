@@ -70,6 +70,7 @@ public:
     void remove(uint32_t item);
 
     bool has_frame(uint32_t item) const { return offset_[item] != kNoFrame; }
+    bool is_empty() const { return frames_.empty(); }
     size_t offset(uint32_t item) const { return offset_[item]; }
     size_t item_bytes(uint32_t item) const { return period_.item_bytes[item]; }
     size_t item_count() const { return period_.item_bytes.size(); }

@@ -41,6 +41,9 @@ Pager::Pager(Device& device, DeviceMemory& memory, HostPool& host, OwnerPort& po
 void* Pager::allocate(size_t size_bytes, StreamId stream) {
     sweep();
     void* block = take_block(size_bytes, stream, Effort::kEvict);
+    if (block == nullptr && give_way(size_bytes)) {
+        block = take_block(size_bytes, stream, Effort::kEvict);
+    }
     if (block == nullptr) {
         return born_cold(size_bytes, stream);
     }
@@ -75,6 +78,10 @@ void Pager::add(const StoragePtr& storage) {
     {
         MutexLock lock(mutex_);
         storage->touch(clock_);
+        storage->serial = ++serials_;
+        storage->born_step = stats_.steps;
+        live_bytes_ += storage->size_bytes();
+        live_peak_bytes_ = std::max(live_peak_bytes_, live_bytes_);
         largest_bytes_ = std::max(largest_bytes_, storage->size_bytes());
         const bool inserted = table_.emplace(storage->address(), storage).second;
         TS_ASSERT(inserted);
@@ -104,11 +111,14 @@ bool Pager::free(void* address) noexcept {
         storage = found->second;
         table_.erase(found);
         storage->freed = true;
+        live_bytes_ -= storage->size_bytes();
         if (storage->in_transition()) {
             return true;  // Whoever moves it cleans up: see abandon_evict and cancel_restore.
         }
         if (storage->device_address() != nullptr) {
-            map_.erase(storage->device_address());
+            if (!storage->in_frame()) {
+                map_.erase(storage->device_address());
+            }
         } else {
             stats_.cold_bytes -= storage->size_bytes();
         }
@@ -121,7 +131,10 @@ bool Pager::free(void* address) noexcept {
 }
 
 void Pager::free_blocks(const StoragePtr& storage) noexcept {
-    if (storage->device_address() != nullptr) {
+    if (storage->item != Storage::kNoItem) {
+        free_item(storage);
+    }
+    if (storage->device_address() != nullptr && !storage->in_frame()) {
         try {
             for (const StreamId stream : storage->recorded()) {
                 memory_.defer_reuse(storage->device_address(), stream);
@@ -134,7 +147,7 @@ void Pager::free_blocks(const StoragePtr& storage) noexcept {
     if (storage->host().address == nullptr) {
         return;
     }
-    if (storage->is_clean()) {
+    if (storage->residency() == Residency::kResident) {
         host_.free(storage->host(), {storage->ready()});  // Only its copy to the device reads it.
         return;
     }
@@ -187,7 +200,11 @@ void Pager::begin_use(const std::vector<Use>& uses, StreamId stream, Pins* pins)
         }
     }
     for (const Event& event : waits) {
-        device_.wait(stream, event);
+        if (capturing()) {
+            event->wait();
+        } else {
+            device_.wait(stream, event);
+        }
     }
     sweep();
 }
@@ -195,12 +212,17 @@ void Pager::begin_use(const std::vector<Use>& uses, StreamId stream, Pins* pins)
 void Pager::pin_entries(const std::vector<Use>& uses, StreamId stream, std::vector<Entry>* entries,
                         Pins* pins) {
     const uint64_t ticket = ++clock_;
+    if (pins->operation == 0) {
+        pins->operation = ++operations_;
+    }
+    pins->stream = stream;
     for (const Use& use : uses) {
         const StoragePtr storage = settled(use.owner);
         if (storage == nullptr) {
             continue;
         }
         note_owner(storage, use.owner);
+        note_use(*storage, pins, use.kind);
         if (storage->ticket == ticket) {
             Entry& entry = (*entries)[storage->ticket_slot];
             entry.kind = std::max(entry.kind, use.kind);
@@ -272,8 +294,12 @@ void Pager::settle(const Entry& entry, StreamId stream, Pin* pin, std::vector<Ev
     if (capturing()) {
         storage.pin_for_good();  // A replay will use this address, and may write.
         drop_host_copy(storage);
-        return;  // torch synchronizes before a capture, and no outside event may be waited for in
-                 // it.
+        // No outside event may be waited for inside a capture. torch synchronizes before one, but a
+        // load may have started since: the host waits, which a capture allows.
+        if (storage.ready() != nullptr) {
+            waits->push_back(storage.ready());
+        }
+        return;
     }
     if (entry.writes) {
         drop_host_copy(storage);
@@ -308,6 +334,10 @@ void Pager::drop_host_copy(Storage& storage) {
 }
 
 void Pager::end_use(Pins* pins) noexcept {
+    if (pins->planned) {
+        end_planned_use(pins);
+    }
+    pins->operation = 0;
     if (pins->empty()) {
         return;
     }
@@ -387,6 +417,8 @@ void Pager::begin_move() {
     TS_ASSERT_LE(t_moves, 2);  // An eviction inside a restore.
 }
 
+int Pager::moves_of_this_thread() { return t_moves; }
+
 void Pager::end_move() {
     TS_ASSERT_GT(moving_, 0u);
     TS_ASSERT_GT(t_moves, 0);
@@ -402,7 +434,7 @@ void Pager::check_invariants() const {
         TS_ASSERT_EQ(storage->address(), address);
         TS_ASSERT(!storage->freed);
         const bool cold = storage->device_address() == nullptr;
-        on_device += cold ? 0 : 1;
+        on_device += cold || storage->in_frame() ? 0 : 1;
         cold_bytes += cold ? storage->size_bytes() : 0;
     }
     for (const auto& [address, block] : map_.blocks()) {
@@ -416,6 +448,9 @@ void Pager::check_invariants() const {
 }
 
 void Pager::boundary() {
+    if (has_plan_.load(std::memory_order_relaxed)) {
+        run_plan();
+    }
     if (watch_.load() != Watch::kWarmingUp) {
         return;
     }
@@ -445,12 +480,14 @@ void Pager::start_watching() {
 
 void Pager::step_done() {
     bool stop = false;
+    bool moved = false;
     {
         MutexLock lock(mutex_);
         ++stats_.steps;
         const uint64_t moves = stats_.evictions + stats_.restores + stats_.born_cold_bytes;
         const uint64_t budget = memory_.budget_bytes();
-        const bool quiet = moves == moves_at_last_step_ && moving_ == 0 && stats_.cold_bytes == 0 &&
+        moved = moves != moves_at_last_step_;
+        const bool quiet = !moved && moving_ == 0 && stats_.cold_bytes == 0 && plan_ == nullptr &&
                            resident_peak_bytes_ <= budget - budget / 10;
         moves_at_last_step_ = moves;
         quiet_steps_ = quiet ? quiet_steps_ + 1 : 0;
@@ -465,6 +502,7 @@ void Pager::step_done() {
         port_.watch(false);
         sweep();
     }
+    judge_step(moved);
     reserve_host_spare();
 }
 
@@ -533,9 +571,15 @@ PagerStats Pager::stats() const {
     stats.budget_bytes = budget;
     stats.peak_bytes = peak;
     stats.resident_bytes = map_.bytes();
+    if (plan_ != nullptr && plan_->is_laid()) {
+        stats.arena_bytes = plan_->arena->size_bytes();
+        stats.planned_bytes = plan_->item_bytes;
+        stats.strays += plan_->schedule->strays();
+    }
     stats.pinned_storages = 0;
     for (const auto& [address, storage] : table_) {
         stats.pinned_storages += storage->pinned_for_good() ? 1 : 0;
+        stats.resident_bytes += storage->in_frame() ? storage->size_bytes() : 0;
     }
     return stats;
 }

@@ -1,6 +1,7 @@
 // csrc/pager/pager.h: decides where each managed storage's bytes are, and moves them.
 //
-// On demand and in coldness order: nothing here looks ahead. Knows no torch and no CUDA.
+// On demand and in coldness order, until a step has been recorded; then ahead of need, by a plan
+// (pager_plan.cpp). Knows no torch and no CUDA.
 #pragma once
 
 #include <atomic>
@@ -18,8 +19,11 @@
 #include "device/device.h"
 #include "device/device_memory.h"
 #include "pager/device_map.h"
+#include "pager/frame_plan.h"
+#include "pager/frame_schedule.h"
 #include "pager/host_pool.h"
 #include "pager/owner_port.h"
+#include "pager/step_trace.h"
 #include "pager/storage.h"
 
 namespace trainstream {
@@ -27,6 +31,8 @@ namespace trainstream {
 struct PagerOptions {
     /// Compares the bytes of every storage that leaves without a copy, and says when they differ.
     bool verify = false;
+    /// Whether a recorded step leads to a plan.
+    bool plan = true;
     /// No operator keeps its host thread for longer. A thread that runs none any more announces
     /// none, and is not waited for longer than this once watching starts again.
     std::chrono::milliseconds longest_operator{5000};
@@ -50,6 +56,12 @@ struct PagerStats {
     uint64_t pinned_storages = 0;  // Pinned for good, now.
     uint64_t rebuilds = 0;         // Times the device's regions were laid out anew.
     uint64_t steps = 0;
+    uint64_t arena_bytes = 0;         // Of device memory, for what the plan loads ahead; now.
+    uint64_t planned_bytes = 0;       // Of the storages that the plan moves.
+    uint64_t plans = 0;               // Made so far.
+    uint64_t loaded_ahead_bytes = 0;  // Copied to the device before anybody waited.
+    uint64_t demanded_bytes = 0;      // Planned, but needed earlier than they came.
+    uint64_t strays = 0;              // Uses that the plan's step does not have.
 };
 
 /// A storage that an operator, or a thread, has pinned.
@@ -57,7 +69,13 @@ struct Pin {
     StoragePtr storage;
     bool holds_address = false;  // It has a bare pointer: neither out nor in meanwhile.
 };
-using Pins = std::vector<Pin>;
+
+/// What one outermost operator has pinned.
+struct Pins : std::vector<Pin> {
+    uint64_t operation = 0;  // Its number in the trace; 0: none yet.
+    StreamId stream = 0;     // That its last use was announced for.
+    bool planned = false;    // Something of it is in the plan.
+};
 
 /// One storage that an operator names.
 struct Use {
@@ -73,7 +91,7 @@ struct Use {
 ///
 /// Invariants, checked in debug builds after each move:
 ///   1. `table_` has each living storage under its address(); no two share one.
-///   2. `map_` has just the storages with a device block.
+///   2. `map_` has just the storages with a device block that is no frame.
 ///   3. A thread marks at most one storage as in transition, and waits for none while it does; an
 ///      eviction inside a restore is the one nesting, and evictions wait for nobody.
 class Pager {
@@ -106,7 +124,7 @@ public:
     uint64_t evict_all();
     /// An optimizer's step has ended.
     void step_done();
-    /// An outermost operator has ended on some thread.
+    /// An outermost operator has ended on some thread: what the plan has for now is done.
     void boundary();
     /// While a graph is being captured nothing moves, and what is touched stays for good.
     void set_capturing(bool capturing) { capturing_.store(capturing); }
@@ -149,6 +167,7 @@ private:
     void begin_move() TS_REQUIRES(mutex_);
     void end_move() TS_REQUIRES(mutex_);
 
+    std::vector<StoragePtr> movable() const;
     bool evict(const StoragePtr& storage);
     bool leave(const StoragePtr& storage, void* owner);
     std::optional<HostBlock> host_block_for(size_t size_bytes);
@@ -160,6 +179,8 @@ private:
     void order_home_after(const std::vector<StreamId>& streams, StreamId home);
     bool finish_evict(const StoragePtr& storage, void* owner, const HostBlock& host, Event done);
     void abandon_evict(const StoragePtr& storage, bool owner_is_stale);
+    bool finish_move_in(const StoragePtr& storage, void* owner, void* block, const Event& done,
+                        std::vector<StreamId> synced, bool in_frame) TS_REQUIRES(mutex_);
     void restore(const Entry& entry, StreamId stream, Effort effort);
     void finish_restore(const Entry& entry, StreamId stream, void* block, const Event& done);
     void cancel_restore(const StoragePtr& storage, bool failed);
@@ -181,6 +202,34 @@ private:
     void sweep() noexcept;
     [[noreturn]] void throw_out_of_memory(size_t size_bytes);
     void start_watching();
+
+    // The plan: pager_plan.cpp.
+    void note_use(Storage& storage, Pins* pins, UseKind kind) TS_REQUIRES(mutex_);
+    void end_planned_use(Pins* pins) noexcept;
+    void judge_step(bool moved);
+    void refine_plan(const StepTrace& trace, uint64_t pressed_bytes) TS_REQUIRES(mutex_);
+    std::unique_ptr<FramePlan> make_plan(const StepTrace& trace, uint64_t live_peak_bytes,
+                                         const std::vector<Region>& regions) TS_REQUIRES(mutex_);
+    uint64_t bytes_not_planned(uint64_t live_peak_bytes) const TS_REQUIRES(mutex_);
+    bool shrink_arena(uint64_t less_bytes) TS_REQUIRES(mutex_);
+    size_t plan_least_bytes() const;
+    void keep_host_blocks();
+    void run_plan();
+    void work_on_plan();
+    bool lay_arena();
+    void note_uses_so_far(const StoragePtr& storage);
+    bool retire_plan();
+    void drop_plan() TS_REQUIRES(mutex_);
+    bool give_way(size_t size_bytes);
+    void load_ahead();
+    bool load_on_demand(const StoragePtr& storage);
+    bool carry_out(const FrameSchedule::Load& load);
+    bool load_into_frame(const StoragePtr& storage, size_t offset);
+    Event ready_of(const Storage& storage, std::vector<Event>* after);
+    void give_frame(Storage& storage, std::vector<Event> events) TS_REQUIRES(mutex_);
+    void free_item(const StoragePtr& storage) noexcept;
+    void wait_for_plan(const StoragePtr& storage) TS_REQUIRES(mutex_);
+    static int moves_of_this_thread();
 
     Device& device_;
     DeviceMemory& memory_;
@@ -213,6 +262,19 @@ private:
     uint64_t moves_at_last_step_ TS_GUARDED_BY(mutex_) = 0;
     size_t largest_bytes_ TS_GUARDED_BY(mutex_) = 0;  // Of all storages so far.
     bool spare_reserved_ TS_GUARDED_BY(mutex_) = false;
+
+    StepTrace trace_ TS_GUARDED_BY(mutex_);
+    uint64_t operations_ TS_GUARDED_BY(mutex_) = 0;
+    uint64_t serials_ TS_GUARDED_BY(mutex_) = 0;
+    uint64_t live_bytes_ TS_GUARDED_BY(mutex_) = 0;       // Managed, wherever they are.
+    uint64_t live_peak_bytes_ TS_GUARDED_BY(mutex_) = 0;  // In this step.
+    std::unique_ptr<FramePlan> plan_ TS_GUARDED_BY(mutex_);
+    bool plan_busy_ TS_GUARDED_BY(mutex_) = false;  // A thread carries something of it out.
+    std::atomic<bool> has_plan_{false};
+    uint64_t arena_limit_bytes_ TS_GUARDED_BY(mutex_) = UINT64_MAX;  // Learned from pressure.
+    int refinements_ TS_GUARDED_BY(mutex_) = 0;
+    uint64_t pressed_out_bytes_ TS_GUARDED_BY(mutex_) = 0;  // Beside the arena, in this step.
+    std::vector<StepTrace::Use> last_step_ TS_GUARDED_BY(mutex_);  // As it was recorded.
 };
 
 }  // namespace trainstream

@@ -16,6 +16,9 @@ namespace {
 // for all, and the storage is born cold.
 constexpr int kMakeRoomTries = 8;
 
+// Not a stream: the copies, where what still uses a frame is noted by stream.
+constexpr StreamId kCopies = ~StreamId{0};
+
 // Steps in which the host pool grows freely: the first allocates optimizer states, the second is
 // the first that is like all later ones.
 constexpr uint64_t kGrowingSteps = 2;
@@ -67,7 +70,9 @@ void* Pager::take_block_by_evicting(size_t size_bytes, StreamId stream) {
     if (!may_move() || !memory_.wants_rebuild(stream)) {
         return nullptr;
     }
-    evict_all();
+    for (const StoragePtr& storage : movable()) {
+        evict(storage);
+    }
     if (memory_.rebuild(stream)) {
         MutexLock lock(mutex_);
         ++stats_.rebuilds;
@@ -87,11 +92,20 @@ std::vector<StoragePtr> Pager::choose(size_t size_bytes, int tries,
     return victims;
 }
 
+std::vector<StoragePtr> Pager::movable() const {
+    MutexLock lock(mutex_);
+    return map_.movable();
+}
+
 uint64_t Pager::evict_all() {
     std::vector<StoragePtr> storages;
     {
         MutexLock lock(mutex_);
-        storages = map_.movable();
+        for (const auto& [address, storage] : table_) {
+            if (storage->movable()) {
+                storages.push_back(storage);
+            }
+        }
     }
     uint64_t bytes = 0;
     for (const StoragePtr& storage : storages) {
@@ -130,35 +144,52 @@ bool Pager::evict(const StoragePtr& storage) {
 
 bool Pager::leave(const StoragePtr& storage, void* owner) {
     std::vector<StreamId> streams;
+    std::vector<Event> after;  // Of a frame: its last uses, whatever came after them.
     Event ready;
+    HostBlock own;
     bool clean = false;
+    bool framed = false;
     {
         MutexLock lock(mutex_);
         streams = storage->streams();
+        after = storage->last_uses();
         ready = storage->ready();
-        clean = storage->host().address != nullptr;
+        own = storage->host();
+        clean = storage->has_host_copy();
+        framed = storage->in_frame();
     }
     if (clean) {
         if (options_.verify) {
             check_host_copy(storage);
         }
-        order_home_after(streams, storage->home());
-        return finish_evict(storage, owner, storage->host(), ready);
+        if (!framed) {
+            order_home_after(streams, storage->home());
+        }
+        return finish_evict(storage, owner, own, ready);
     }
-    const std::optional<HostBlock> host = host_block_for(storage->size_bytes());
+    const std::optional<HostBlock> host = own ? own : host_block_for(storage->size_bytes());
     if (!host.has_value()) {
         abandon_evict(storage, /*owner_is_stale=*/false);
         return false;
     }
     Event done;
     try {
+        if (framed) {
+            after.push_back(ready);
+        } else {
+            after = events_of(streams, ready);
+        }
         done = device_.copy(CopyDirection::kToHost, host->address, storage->device_address(),
-                            storage->size_bytes(), events_of(streams, ready));
-        // The block may be taken again by work on its own stream as soon as this returns.
-        device_.wait(storage->home(), done);
+                            storage->size_bytes(), after);
+        if (!framed) {
+            // The block may be taken again by work on its own stream as soon as this returns.
+            device_.wait(storage->home(), done);
+        }
     } catch (const std::exception&) {
         wait_on_host(done);  // No stream waits for a copy that may still read the block.
-        host_.free(*host, {});
+        if (!own) {
+            host_.free(*host, {});
+        }
         throw;
     }
     return finish_evict(storage, owner, *host, std::move(done));
@@ -224,7 +255,8 @@ bool Pager::give_up_host_copy(size_t size_bytes) {
         if (stats_.steps < kGrowingSteps || hottest == nullptr) {
             return false;
         }
-        drop_host_copy(*hottest);
+        dropped_.emplace_back(hottest->give_up_host_block(), hottest->ready());
+        swept_.store(false);
     }
     sweep();
     return true;
@@ -232,9 +264,13 @@ bool Pager::give_up_host_copy(size_t size_bytes) {
 
 /// Resident storages give up the copies that would have spared them one.
 void Pager::drop_host_copies() {
-    for (const auto& [address, block] : map_.blocks()) {
-        if (!block.storage->in_transition()) {
-            drop_host_copy(*block.storage);
+    for (const auto& [address, storage] : table_) {
+        if (storage->residency() != Residency::kResident) {
+            continue;
+        }
+        if (const HostBlock block = storage->give_up_host_block()) {
+            dropped_.emplace_back(block, storage->ready());
+            swept_.store(false);
         }
     }
 }
@@ -288,22 +324,34 @@ void Pager::check_host_copy(const StoragePtr& storage) {
 bool Pager::finish_evict(const StoragePtr& storage, void* owner, const HostBlock& host,
                          Event done) {
     void* block = nullptr;
+    bool framed = false;
     {
         MutexLock lock(mutex_);
-        const bool clean = storage->host().address != nullptr;
+        const bool clean = storage->has_host_copy();
         void* from = storage->device_address();
+        framed = storage->in_frame();
         if (!storage->freed && port_.repoint(owner, from, host.address)) {
             table_.erase(from);
-            map_.erase(from);
+            if (framed) {
+                std::vector<Event> last = clean ? storage->last_uses() : std::vector<Event>{};
+                last.push_back(done);
+                give_frame(*storage, std::move(last));
+            } else {
+                map_.erase(from);
+                pressed_out_bytes_ += storage->size_bytes();
+            }
             block = storage->finish_evict(host);
             end_move();
-            storage->set_ready(std::move(done), storage->home());
+            storage->set_ready(std::move(done), framed ? std::vector<StreamId>{}
+                                                       : std::vector<StreamId>{storage->home()});
             table_.emplace(host.address, storage);
             stats_.cold_bytes += storage->size_bytes();
             (clean ? stats_.dropped_bytes : stats_.evicted_bytes) += storage->size_bytes();
             ++stats_.evictions;
         } else if (!clean) {
-            dropped_.emplace_back(host, done);
+            storage->used_until(kCopies, done);  // It still reads the device block.
+            const HostBlock own = storage->give_up_host_block();
+            dropped_.emplace_back(own ? own : host, done);
             swept_.store(false);
         }
         check_invariants();
@@ -314,7 +362,9 @@ bool Pager::finish_evict(const StoragePtr& storage, void* owner, const HostBlock
         return false;
     }
     settled_.notify_all();
-    memory_.free(block);
+    if (!framed) {
+        memory_.free(block);
+    }
     return true;
 }
 
@@ -326,7 +376,7 @@ void Pager::abandon_evict(const StoragePtr& storage, bool owner_is_stale) {
         storage->cancel_evict();
         end_move();
         freed = storage->freed;
-        if (freed) {
+        if (freed && !storage->in_frame()) {
             map_.erase(storage->device_address());
         }
         if (freed || owner_is_stale) {
@@ -343,6 +393,9 @@ void Pager::abandon_evict(const StoragePtr& storage, bool owner_is_stale) {
 
 void Pager::restore(const Entry& entry, StreamId stream, Effort effort) {
     const StoragePtr& storage = entry.storage;
+    if (effort == Effort::kEvict && load_on_demand(storage)) {
+        return;
+    }
     std::vector<StreamId> streams;
     Event ready;
     {
@@ -391,20 +444,11 @@ void Pager::finish_restore(const Entry& entry, StreamId stream, void* block, con
     bool moved = false;
     {
         MutexLock lock(mutex_);
-        void* from = storage->host().address;
-        if (!storage->freed && port_.repoint(entry.owner, from, block)) {
-            table_.erase(from);
-            storage->finish_restore(block);
-            end_move();
-            storage->set_ready(done, storage->home());
-            storage->take_wait(stream);  // Ordered already.
-            table_.emplace(block, storage);
+        moved = finish_move_in(storage, entry.owner, block, done, {storage->home(), stream},
+                               /*in_frame=*/false);
+        if (moved) {
             map_.insert(storage);
             resident_peak_bytes_ = std::max(resident_peak_bytes_, map_.bytes());
-            stats_.cold_bytes -= storage->size_bytes();
-            stats_.restored_bytes += storage->size_bytes();
-            ++stats_.restores;
-            moved = true;
         }
         check_invariants();
     }
@@ -414,6 +458,23 @@ void Pager::finish_restore(const Entry& entry, StreamId stream, void* block, con
         return;
     }
     settled_.notify_all();
+}
+
+bool Pager::finish_move_in(const StoragePtr& storage, void* owner, void* block, const Event& done,
+                           std::vector<StreamId> synced, bool in_frame) {
+    void* from = storage->host().address;
+    if (storage->freed || !port_.repoint(owner, from, block)) {
+        return false;
+    }
+    table_.erase(from);
+    storage->finish_restore(block, in_frame);
+    end_move();
+    storage->set_ready(done, std::move(synced));
+    table_.emplace(block, storage);
+    stats_.cold_bytes -= storage->size_bytes();
+    stats_.restored_bytes += storage->size_bytes();
+    ++stats_.restores;
+    return true;
 }
 
 void Pager::cancel_restore(const StoragePtr& storage, bool failed) {

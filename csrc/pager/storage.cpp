@@ -72,6 +72,9 @@ void* Storage::finish_evict(const HostBlock& host) {
     TS_ASSERT(residency_ == Residency::kEvicting);
     TS_ASSERT_EQ(host.size_bytes, size_bytes_);
     host_ = host;
+    host_is_stale_ = false;
+    in_frame_ = false;
+    last_uses_.clear();
     residency_ = Residency::kCold;
     void* block = std::exchange(device_address_, nullptr);
     // Uses so far are ordered before the copy, or do not touch the host block at all.
@@ -92,8 +95,10 @@ void Storage::begin_restore() {
     check_invariants();
 }
 
-void Storage::finish_restore(void* device_address) {
+void Storage::finish_restore(void* device_address, bool in_frame) {
     TS_ASSERT(residency_ == Residency::kRestoring);
+    in_frame_ = in_frame;
+    last_uses_.clear();
     device_address_ = device_address;
     residency_ = Residency::kResident;
     check_invariants();
@@ -109,6 +114,29 @@ HostBlock Storage::drop_host_copy() {
     if (!is_clean()) {
         return {};
     }
+    if (keeps_host_block_) {
+        host_is_stale_ = true;
+        return {};
+    }
+    return std::exchange(host_, HostBlock{});
+}
+
+void Storage::keep_host_block(const HostBlock& block) {
+    TS_ASSERT(!block || host_.address == nullptr);
+    if (block) {
+        host_ = block;
+        host_is_stale_ = true;
+    }
+    keeps_host_block_ = true;
+    check_invariants();
+}
+
+HostBlock Storage::give_up_host_block() {
+    if (residency_ != Residency::kResident && residency_ != Residency::kEvicting) {
+        return {};
+    }
+    keeps_host_block_ = false;
+    host_is_stale_ = false;
     return std::exchange(host_, HostBlock{});
 }
 
@@ -119,9 +147,28 @@ void Storage::record_stream(StreamId stream) {
     add_once(&recorded_, stream);
 }
 
-void Storage::set_ready(Event ready, StreamId synced) {
+void Storage::set_ready(Event ready, std::vector<StreamId> synced) {
     ready_ = std::move(ready);
-    synced_.assign({synced});
+    synced_ = std::move(synced);
+}
+
+void Storage::used_until(StreamId stream, Event event) {
+    for (auto& [known, last] : last_uses_) {
+        if (known == stream) {
+            last = std::move(event);
+            return;
+        }
+    }
+    last_uses_.emplace_back(stream, std::move(event));
+}
+
+std::vector<Event> Storage::last_uses() const {
+    std::vector<Event> events;
+    events.reserve(last_uses_.size());
+    for (const auto& [stream, event] : last_uses_) {
+        events.push_back(event);
+    }
+    return events;
 }
 
 Event Storage::take_wait(StreamId stream) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "device/device.h"
@@ -20,7 +21,8 @@ enum class Residency : uint8_t { kResident, kEvicting, kCold, kRestoring };
 /// How an operator uses a storage.
 enum class UseKind : uint8_t {
     kMetadata,       // Touches no byte: views, shapes.
-    kInPlace,        // Few bytes, or each byte once: cold bytes are read where they are.
+    kInPlace,        // Few bytes: cold bytes are read where they are.
+    kOnce,           // Each byte once: likewise, but worth a load that nobody waits for.
     kBringInIfRoom,  // Unknown: brought in when that evicts nothing.
     kBringIn,        // Reuses bytes: worth evicting something colder.
 };
@@ -38,7 +40,7 @@ constexpr uint64_t kNewbornTicks = 128;
 /// Invariants, checked after every step in debug builds:
 ///   1. A device block is held while kResident or kEvicting.
 ///   2. A host block is held while kCold or kRestoring; before, only while it still has
-///      the same bytes ("clean").
+///      the same bytes ("clean"), or to leave to it again (keep_host_block).
 ///   3. kEvicting means no pin, kRestoring no address pin.
 class Storage {
 public:
@@ -57,7 +59,11 @@ public:
     void* address() const;
     void* device_address() const { return device_address_; }
     const HostBlock& host() const { return host_; }
-    bool is_clean() const { return residency_ == Residency::kResident && host_.address != nullptr; }
+    /// The host block, if there is one, has the same bytes as the device block.
+    bool has_host_copy() const { return host_.address != nullptr && !host_is_stale_; }
+    bool is_clean() const { return residency_ == Residency::kResident && has_host_copy(); }
+    /// The device block is a frame of the plan's arena, not one of the device's pool.
+    bool in_frame() const { return in_frame_; }
     bool movable() const {
         return residency_ == Residency::kResident && pin_count_ == 0 && !pinned_for_good_ &&
                owner != nullptr;
@@ -81,11 +87,17 @@ public:
     void* finish_evict(const HostBlock& host);
     void cancel_evict();
     void begin_restore();
-    void finish_restore(void* device_address);
+    void finish_restore(void* device_address, bool in_frame = false);
     void cancel_restore();
     /// The bytes are about to change: the host copy of a resident storage is no longer one. Returns
-    /// the block to free; empty when there is none.
+    /// the block to free; empty when there is none, or when it is kept.
     HostBlock drop_host_copy();
+    /// It leaves and comes back each step: its host block stays its own, whatever is written.
+    /// `block` is for one that has none.
+    void keep_host_block(const HostBlock& block);
+    bool keeps_host_block() const { return keeps_host_block_; }
+    /// Takes the host block of a storage that has its bytes on the device; empty: it has none.
+    HostBlock give_up_host_block();
 
     // The order of work on its bytes.
     void used_by(StreamId stream);
@@ -94,11 +106,16 @@ public:
     /// block is not reused before the work that the stream has when the storage is freed.
     void record_stream(StreamId stream);
     const std::vector<StreamId>& recorded() const { return recorded_; }
-    /// The last copy; `synced` has been made to wait for it.
-    void set_ready(Event ready, StreamId synced);
+    /// The last copy; the streams of `synced` have been made to wait for it.
+    void set_ready(Event ready, std::vector<StreamId> synced);
     const Event& ready() const { return ready_; }
     /// The event that `stream` has yet to wait for; null: none. Counts `stream` as synced.
     Event take_wait(StreamId stream);
+
+    /// An operator on `stream` that used it reaches `event` when it is done. Only for what is
+    /// planned: a load ahead must wait for this, not for all that the stream has been given since.
+    void used_until(StreamId stream, Event event);
+    std::vector<Event> last_uses() const;
 
     // Coldness, in ticks of the pager's clock (one a use).
     void touch(uint64_t now);
@@ -113,6 +130,12 @@ public:
     uint64_t ticket = 0;     // The use that pinned it last, and its place among that use's
     size_t ticket_slot = 0;  // entries: an operator may name a storage twice.
 
+    static constexpr uint32_t kNoItem = UINT32_MAX;
+    uint64_t serial = 0;          // Its name in traces.
+    uint64_t born_step = 0;       // Optimizer steps that had ended when it was made.
+    uint64_t last_operation = 0;  // The last traced operator that used it.
+    uint32_t item = kNoItem;      // Its number in the plan.
+
 private:
     void check_invariants() const;
 
@@ -120,7 +143,10 @@ private:
     const StreamId home_;
     Residency residency_;
     void* device_address_ = nullptr;
+    bool in_frame_ = false;
     HostBlock host_;
+    bool host_is_stale_ = false;  // It is kept, but was not written to last.
+    bool keeps_host_block_ = false;
     uint32_t pin_count_ = 0;
     uint32_t address_pin_count_ = 0;  // Of these pins.
     bool pinned_for_good_ = false;
@@ -128,6 +154,7 @@ private:
     std::vector<StreamId> recorded_;
     Event ready_;
     std::vector<StreamId> synced_;
+    std::vector<std::pair<StreamId, Event>> last_uses_;  // Since the last move; one a stream.
     uint64_t last_use_ = 0;
     uint64_t interval_ = 0;
 };

@@ -184,7 +184,7 @@ private:
 
     // --- Operators on what there is ---
 
-    UseKind any_kind() { return static_cast<UseKind>(below(4)); }
+    UseKind any_kind() { return static_cast<UseKind>(below(5)); }
 
     void operate(bool with_outer) {
         std::deque<std::shared_lock<std::shared_mutex>> lives;
@@ -467,8 +467,11 @@ void Walk::run(unsigned threads) {
     for (Tensor& tensor : tensors) {
         if (tensor.owner != nullptr) {
             world.device.set_faults({});
+            Pins pins;  // Its bytes may be on their way.
+            world.pager.begin_use({{tensor.owner, false, UseKind::kInPlace}}, 0, &pins);
             EXPECT_TRUE(
                 std::equal(tensor.model.begin(), tensor.model.end(), tensor.owner->bytes()));
+            world.pager.end_use(&pins);
             world.port.drop(tensor.owner);
         }
     }

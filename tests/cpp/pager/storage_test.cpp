@@ -206,13 +206,13 @@ TEST(StorageTest, EachStreamWaitsOnceForACopy) {
     EXPECT_EQ(storage.take_wait(7), nullptr);  // No copy yet.
     const auto first = std::make_shared<ManualEvent>();
     const auto second = std::make_shared<ManualEvent>();
-    storage.set_ready(first, kHome);
+    storage.set_ready(first, {kHome});
     EXPECT_EQ(storage.take_wait(kHome), nullptr);
     EXPECT_EQ(storage.take_wait(7), first);
     EXPECT_EQ(storage.take_wait(7), nullptr);
     EXPECT_EQ(storage.take_wait(8), first);
 
-    storage.set_ready(second, 8);
+    storage.set_ready(second, {8});
 
     EXPECT_EQ(storage.take_wait(8), nullptr);
     EXPECT_EQ(storage.take_wait(7), second);

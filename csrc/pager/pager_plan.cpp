@@ -1,0 +1,675 @@
+// csrc/pager/pager_plan.cpp: from a recorded step to loads ahead of need.
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <unordered_map>
+
+#include "base/assert.h"
+#include "base/bytes.h"
+#include "pager/pager.h"
+
+namespace trainstream {
+
+namespace {
+
+// The first step makes optimizer states; the second is the first that is like all later ones.
+constexpr uint64_t kStepsBeforePlan = 2;
+
+// Memory beside the arena that is not in use at the recorded peak, as a part of the whole: torch's
+// pool fits large blocks between large blocks, and some of it lies between them.
+constexpr uint64_t kMarginPart = 32;
+
+// However much else there is, the arena has this part: a layer ahead is worth more than activations
+// that stay.
+constexpr uint64_t kLeastArenaPart = 12;
+
+// Steps that may show the arena to be too large. Each costs a step without a plan, and what presses
+// after them presses whatever the arena's size.
+constexpr int kRefinements = 3;
+
+// Loads in flight that hide the way: at 50 GB/s it is 15 ms, a few operators' time. More would take
+// frames from what is needed again soon (looking 64 loads ahead instead of 8 cost 17 %).
+constexpr size_t kLeadBytes = 768 * kMiB;
+
+// Boundaries that a load is tried at before it is left to demand.
+constexpr int kLoadTries = 16;
+
+}  // namespace
+
+void Pager::note_use(Storage& storage, Pins* pins, UseKind kind) {
+    const bool is_item = storage.item != Storage::kNoItem;
+    pins->planned = pins->planned || is_item;
+    if (kind < UseKind::kOnce || storage.last_operation == pins->operation) {
+        return;
+    }
+    storage.last_operation = pins->operation;
+    if (storage.born_step < stats_.steps) {
+        trace_.add(storage.serial, pins->operation);
+    }
+    if (is_item && plan_ != nullptr && plan_->is_laid()) {
+        plan_->schedule->begun(storage.item);
+    }
+}
+
+/// One event an operator, not one a storage: all that it uses is free to go once it is done.
+void Pager::end_planned_use(Pins* pins) noexcept {
+    pins->planned = false;
+    Event event;
+    bool known = true;
+    if (!capturing()) {
+        try {
+            event = device_.record(pins->stream);
+        } catch (const std::exception& error) {
+            std::fprintf(stderr, "%s\n", error.what());
+            known = false;
+        }
+    }
+    MutexLock lock(mutex_);
+    for (const Pin& pin : *pins) {
+        if (pin.storage->item == Storage::kNoItem) {
+            continue;
+        }
+        if (!known) {
+            pin.storage->pin_for_good();  // Nobody could say when its frame is free.
+        } else if (!capturing()) {
+            pin.storage->used_until(pins->stream, event);
+        }
+    }
+    if (plan_ != nullptr && plan_->is_laid()) {
+        plan_->schedule->ended();
+    }
+}
+
+/// Called at the end of each optimizer step, with nothing held.
+void Pager::judge_step(bool moved) {
+    StreamId home = 0;
+    StepTrace trace;
+    uint64_t live_peak_bytes = 0;
+    {
+        MutexLock lock(mutex_);
+        live_peak_bytes = std::exchange(live_peak_bytes_, live_bytes_);
+        std::swap(trace, trace_);
+        const uint64_t pressed_bytes = std::exchange(pressed_out_bytes_, 0);
+        if (plan_ != nullptr) {
+            if (plan_->is_laid() && !plan_->retiring) {
+                plan_->schedule->period_ended();
+                refine_plan(trace, pressed_bytes);
+            }
+            return;
+        }
+        const bool may_plan = options_.plan && moved && stats_.steps >= kStepsBeforePlan &&
+                              watch_.load() == Watch::kOn && !closed_.load() && trace.is_whole();
+        if (!may_plan || trace.uses().empty()) {
+            return;
+        }
+        for (const auto& [address, storage] : table_) {
+            home = storage->serial == trace.uses().front().storage ? storage->home() : home;
+        }
+    }
+    const std::vector<Region> regions = memory_.regions(home);
+    {
+        MutexLock lock(mutex_);
+        plan_ = make_plan(trace, live_peak_bytes, regions);
+        if (plan_ == nullptr) {
+            return;
+        }
+        ++stats_.plans;
+        plan_->recorded = trace.uses();
+        last_step_ = trace.uses();
+        has_plan_.store(true);
+    }
+    keep_host_blocks();
+}
+
+/// What a step needs on the device beside the items of a plan: all that lives at its peak, less
+/// what lived through all of it and can move.
+uint64_t Pager::bytes_not_planned(uint64_t live_peak_bytes) const {
+    uint64_t through_bytes = 0;
+    for (const auto& [address, storage] : table_) {
+        const bool can_move = storage->owner != nullptr && !storage->pinned_for_good();
+        if (storage->born_step + 1 < stats_.steps && can_move) {
+            through_bytes += storage->size_bytes();
+        }
+    }
+    return live_peak_bytes - std::min(live_peak_bytes, through_bytes);
+}
+
+std::unique_ptr<FramePlan> Pager::make_plan(const StepTrace& trace, uint64_t live_peak_bytes,
+                                            const std::vector<Region>& regions) {
+    std::unordered_map<uint64_t, StoragePtr> by_serial;
+    for (const auto& [address, storage] : table_) {
+        const bool can_move = storage->owner != nullptr && !storage->pinned_for_good();
+        if (can_move && storage->born_step + 1 < stats_.steps) {
+            by_serial.emplace(storage->serial, storage);
+        }
+    }
+    Period period;
+    std::vector<StoragePtr> items;
+    std::unordered_map<uint64_t, uint32_t> numbers;
+    uint64_t item_bytes = 0;
+    uint64_t operation = 0;
+    for (const StepTrace::Use& use : trace.uses()) {
+        const auto found = by_serial.find(use.storage);
+        if (found == by_serial.end()) {
+            continue;
+        }
+        const auto [number, fresh] =
+            numbers.emplace(use.storage, static_cast<uint32_t>(items.size()));
+        if (fresh) {
+            items.push_back(found->second);
+            const size_t bytes = found->second->size_bytes();
+            period.item_bytes.push_back(bytes);
+            item_bytes += align_up(bytes, kBlockAlignment);
+        }
+        if (period.operations.empty() || use.operation != operation) {
+            period.operations.emplace_back();
+            operation = use.operation;
+        }
+        period.operations.back().push_back(number->second);
+    }
+    uint64_t usable_bytes = 0;
+    for (const Region& region : regions) {
+        usable_bytes = std::max<uint64_t>(usable_bytes, region.end - region.begin);
+    }
+    const uint64_t taken = bytes_not_planned(live_peak_bytes) + usable_bytes / kMarginPart;
+    uint64_t arena_bytes = usable_bytes > taken ? usable_bytes - taken : 0;
+    arena_bytes = std::max<uint64_t>(arena_bytes, plan_least_bytes());
+    arena_bytes = std::min({arena_bytes, item_bytes, arena_limit_bytes_});
+    if (items.empty() || arena_bytes == 0) {
+        return nullptr;
+    }
+    auto plan = std::make_unique<FramePlan>(std::move(period), arena_bytes, std::move(items));
+    plan->item_bytes = item_bytes;
+    return plan;
+}
+
+/// What leaves and comes back each step keeps one host block for it: nothing grows later, and
+/// nothing is cut differently each time. Which that is, two periods without a device tell.
+void Pager::keep_host_blocks() {
+    std::vector<StoragePtr> leavers;
+    {
+        MutexLock lock(mutex_);
+        if (plan_ == nullptr) {
+            return;
+        }
+        const std::vector<bool> leaves = plan_->who_leaves(kLeadBytes);
+        for (size_t i = 0; i < plan_->items.size(); ++i) {
+            const StoragePtr& storage = plan_->items[i];
+            if (storage == nullptr) {
+                continue;
+            }
+            storage->item = static_cast<uint32_t>(i);
+            if (leaves[i]) {
+                leavers.push_back(storage);
+            }
+        }
+    }
+    for (const StoragePtr& storage : leavers) {
+        {
+            MutexLock lock(mutex_);
+            if (storage->host().address != nullptr) {
+                storage->keep_host_block({});
+                continue;
+            }
+        }
+        const std::optional<HostBlock> block = host_.allocate(storage->size_bytes());
+        if (!block.has_value()) {
+            return;  // It will be asked for again when it is needed.
+        }
+        MutexLock lock(mutex_);
+        if (!storage->freed && storage->residency() == Residency::kResident &&
+            storage->host().address == nullptr) {
+            storage->keep_host_block(*block);
+        } else {
+            dropped_.emplace_back(*block, nullptr);
+            swept_.store(false);
+        }
+    }
+}
+
+/// A step that pressed on what is beside the arena shows that the arena is too large.
+void Pager::refine_plan(const StepTrace& trace, uint64_t pressed_bytes) {
+    const auto same = [](const StepTrace::Use& a, const StepTrace::Use& b) {
+        return a.storage == b.storage;
+    };
+    const std::vector<StepTrace::Use>& uses = trace.uses();
+    const bool strays =
+        !std::equal(uses.begin(), uses.end(), plan_->recorded.begin(), plan_->recorded.end(), same);
+    const bool again =
+        std::equal(uses.begin(), uses.end(), last_step_.begin(), last_step_.end(), same);
+    last_step_ = uses;
+    if (strays && again) {
+        plan_->retiring = true;  // The run has a new habit; the next step makes the plan for it.
+        refinements_ = 0;
+        arena_limit_bytes_ = UINT64_MAX;
+        return;
+    }
+    if (pressed_bytes > memory_.budget_bytes() / 64) {
+        shrink_arena(pressed_bytes);
+    }
+}
+
+/// The plan goes; the next one has less. False: it may not be smaller.
+bool Pager::shrink_arena(uint64_t less_bytes) {
+    const size_t arena_bytes = plan_->arena->size_bytes();
+    if (refinements_ >= kRefinements || arena_bytes <= plan_least_bytes()) {
+        return false;
+    }
+    ++refinements_;
+    arena_limit_bytes_ = std::max<uint64_t>(
+        arena_bytes - std::min<uint64_t>(less_bytes, arena_bytes / 2), plan_least_bytes());
+    plan_->retiring = true;
+    return true;
+}
+
+void Pager::run_plan() {
+    {
+        MutexLock lock(mutex_);
+        if (plan_ == nullptr || plan_busy_ || !may_move()) {
+            return;
+        }
+        plan_busy_ = true;
+    }
+    work_on_plan();
+    {
+        MutexLock lock(mutex_);
+        plan_busy_ = false;
+    }
+    settled_.notify_all();
+    sweep();
+}
+
+void Pager::work_on_plan() {
+    bool laid = false;
+    bool retiring = false;
+    {
+        MutexLock lock(mutex_);
+        laid = plan_->is_laid();
+        retiring = plan_->retiring;
+        if (retiring && !laid) {
+            drop_plan();
+            return;
+        }
+    }
+    if (retiring) {
+        retire_plan();
+    } else if (laid || lay_arena()) {
+        load_ahead();
+    }
+}
+
+/// One block of the device's pool becomes the arena. What is to be loaded leaves first, so that
+/// nothing of it is in two places. False: there is no room, and no plan any more.
+bool Pager::lay_arena() {
+    std::vector<StoragePtr> items;
+    size_t arena_bytes = 0;
+    StreamId home = 0;
+    {
+        MutexLock lock(mutex_);
+        items = plan_->items;
+        arena_bytes = plan_->wanted_bytes;
+    }
+    for (const StoragePtr& storage : items) {
+        if (storage != nullptr) {
+            home = storage->home();
+            if (!evict(storage)) {
+                note_uses_so_far(storage);
+            }
+        }
+    }
+    // At the low end of what is then one free part, so that it leaves the rest whole.
+    for (const StoragePtr& storage : movable()) {
+        evict(storage);
+    }
+    void* block = take_block(arena_bytes, home, Effort::kEvict);
+    while (block == nullptr && arena_bytes > plan_least_bytes()) {
+        arena_bytes -= arena_bytes / 8;
+        block = take_block(arena_bytes, home, Effort::kEvict);
+    }
+    Event free_from;
+    try {
+        if (block != nullptr && !capturing()) {
+            free_from = device_.record(home);
+        }
+    } catch (const std::exception&) {
+        memory_.free(block);
+        block = nullptr;
+    }
+    MutexLock lock(mutex_);
+    pressed_out_bytes_ = 0;
+    if (block == nullptr) {
+        drop_plan();
+        return false;
+    }
+    plan_->home = home;
+    plan_->lay(block, arena_bytes, kLeadBytes);
+    plan_->arena->give(0, arena_bytes, {free_from});
+    return true;
+}
+
+/// Cold already: operators that used it in place were not yet followed one by one.
+void Pager::note_uses_so_far(const StoragePtr& storage) {
+    std::vector<StreamId> streams;
+    {
+        MutexLock lock(mutex_);
+        streams = storage->streams();
+    }
+    for (const StreamId stream : streams) {
+        Event event;
+        bool known = true;
+        try {
+            event = device_.record(stream);
+        } catch (const std::exception& error) {
+            std::fprintf(stderr, "%s\n", error.what());
+            known = false;
+        }
+        MutexLock lock(mutex_);
+        if (known) {
+            storage->used_until(stream, event);
+        } else {
+            storage->pin_for_good();  // Nobody could say when it may be read.
+        }
+    }
+}
+
+size_t Pager::plan_least_bytes() const { return memory_.budget_bytes() / kLeastArenaPart; }
+
+void Pager::drop_plan() {
+    for (const StoragePtr& storage : plan_->items) {
+        if (storage != nullptr) {
+            storage->item = Storage::kNoItem;
+        }
+    }
+    if (plan_->is_laid()) {
+        stats_.strays += plan_->schedule->strays();
+    }
+    plan_.reset();
+    has_plan_.store(false);
+}
+
+/// Everything that can leave its frame does. True: all has, and the arena was given back.
+bool Pager::retire_plan() {
+    std::vector<StoragePtr> framed;
+    {
+        MutexLock lock(mutex_);
+        for (const StoragePtr& storage : plan_->items) {
+            if (storage != nullptr && storage->in_frame()) {
+                framed.push_back(storage);
+            }
+        }
+    }
+    bool all = true;
+    for (const StoragePtr& storage : framed) {
+        all = evict(storage) && all;
+    }
+    if (!all) {
+        return false;
+    }
+    std::vector<Event> last;
+    void* block = nullptr;
+    StreamId home = 0;
+    {
+        MutexLock lock(mutex_);
+        if (!plan_->schedule->is_empty()) {
+            return false;  // Freed at this moment, on another thread.
+        }
+        block = plan_->arena->begin();
+        last = plan_->arena->take(0, plan_->arena->size_bytes());
+        home = plan_->home;
+        drop_plan();
+    }
+    try {
+        for (const Event& event : last) {
+            device_.wait(home, event);
+        }
+        memory_.free(block);
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s\n", error.what());  // Only a broken device refuses to wait.
+    }
+    return true;
+}
+
+/// There is no room for an allocation beside the arena. A step that grew needs it more: the next
+/// one makes a plan with less. True: there may be room now.
+bool Pager::give_way(size_t size_bytes) {
+    if (!has_plan_.load()) {
+        return false;
+    }
+    {
+        MutexLock lock(mutex_);
+        if (plan_ == nullptr || !plan_->is_laid() || plan_busy_ || moves_of_this_thread() != 0 ||
+            !may_move()) {
+            return false;
+        }
+        const size_t arena_bytes = plan_->arena->size_bytes();
+        pressed_out_bytes_ += size_bytes;
+        if (pressed_out_bytes_ < arena_bytes / 8) {
+            return false;
+        }
+        if (!shrink_arena(pressed_out_bytes_)) {
+            return false;
+        }
+        plan_busy_ = true;
+    }
+    const bool gone = retire_plan();
+    {
+        MutexLock lock(mutex_);
+        plan_busy_ = false;
+    }
+    settled_.notify_all();
+    return gone;
+}
+
+void Pager::load_ahead() {
+    for (;;) {
+        std::optional<FrameSchedule::Load> load;
+        uint64_t bytes = 0;
+        {
+            MutexLock lock(mutex_);
+            load = plan_->schedule->due();
+            if (!load.has_value()) {
+                return;
+            }
+            bytes = plan_->schedule->item_bytes(load->item);
+        }
+        const bool done = carry_out(*load);
+        MutexLock lock(mutex_);
+        if (done) {
+            plan_->failures = 0;
+            stats_.loaded_ahead_bytes += bytes;
+            continue;
+        }
+        if (++plan_->failures >= kLoadTries) {
+            plan_->failures = 0;
+            plan_->schedule->skip();
+        }
+        return;  // Something of it is in use: at the next boundary.
+    }
+}
+
+bool Pager::load_on_demand(const StoragePtr& storage) {
+    std::optional<FrameSchedule::Load> load;
+    {
+        MutexLock lock(mutex_);
+        if (storage->item == Storage::kNoItem) {
+            return false;
+        }
+        while (plan_busy_ || storage->in_transition()) {
+            wait_for_plan(storage);
+        }
+        if (storage->residency() == Residency::kResident) {
+            return true;  // It came meanwhile.
+        }
+        const bool can = plan_ != nullptr && plan_->is_laid() && !plan_->retiring && may_move() &&
+                         storage->item != Storage::kNoItem && storage->may_come_in();
+        if (!can || storage->freed) {
+            return false;
+        }
+        load = plan_->schedule->demand(storage->item, [this](uint32_t item) TS_REQUIRES(mutex_) {
+            const StoragePtr& other = plan_->items[item];
+            return other == nullptr || !other->movable();
+        });
+        if (!load.has_value()) {
+            return false;
+        }
+        plan_busy_ = true;
+    }
+    const bool done = carry_out(*load);
+    {
+        MutexLock lock(mutex_);
+        plan_busy_ = false;
+        stats_.demanded_bytes += done ? storage->size_bytes() : 0;
+    }
+    settled_.notify_all();
+    return done;
+}
+
+bool Pager::carry_out(const FrameSchedule::Load& load) {
+    std::vector<StoragePtr> leaving;
+    StoragePtr entering;
+    {
+        MutexLock lock(mutex_);
+        for (const uint32_t item : load.leave) {
+            leaving.push_back(plan_->items[item]);
+        }
+        entering = plan_->items[load.item];
+    }
+    for (const StoragePtr& storage : leaving) {
+        if (storage == nullptr || !evict(storage)) {
+            return false;
+        }
+    }
+    if (entering == nullptr) {
+        return false;
+    }
+    bool beside = false;  // It was brought in for want of a frame.
+    {
+        MutexLock lock(mutex_);
+        beside = entering->residency() == Residency::kResident && !entering->in_frame();
+    }
+    if (beside && !evict(entering)) {
+        return false;
+    }
+    return load_into_frame(entering, load.offset);
+}
+
+bool Pager::load_into_frame(const StoragePtr& storage, size_t offset) {
+    void* owner = nullptr;
+    void* frame = nullptr;
+    const void* host = nullptr;
+    std::vector<Event> after;
+    {
+        MutexLock lock(mutex_);
+        if (!storage->may_come_in() || storage->freed || storage->owner == nullptr || !may_move()) {
+            return false;
+        }
+        storage->begin_restore();
+        begin_move();
+        owner = storage->owner;
+        frame = plan_->arena->at(offset);
+        host = storage->host().address;
+        after = plan_->arena->take(offset, storage->size_bytes());
+    }
+    bool moved = false;
+    bool failed = false;
+    const bool held = port_.hold(owner);
+    std::vector<Event> last = after;  // What the frame must wait for if it is none after all.
+    if (held) {
+        Event done;
+        try {
+            after.push_back(ready_of(*storage, &after));
+            done =
+                device_.copy(CopyDirection::kToDevice, frame, host, storage->size_bytes(), after);
+            last = {done};
+            MutexLock lock(mutex_);
+            moved = finish_move_in(storage, owner, frame, done, {}, /*in_frame=*/true);
+            if (moved) {
+                plan_->schedule->entered(storage->item, offset);
+            } else {
+                storage->set_ready(done, {});  // It still reads the host block.
+            }
+            check_invariants();
+        } catch (const std::exception&) {
+            failed = true;
+        }
+    }
+    if (!moved) {
+        {
+            MutexLock lock(mutex_);
+            plan_->arena->give(offset, storage->size_bytes(), std::move(last));
+            if (!held) {
+                forget_later(*storage);
+            }
+        }
+        cancel_restore(storage, failed);
+    } else {
+        settled_.notify_all();
+    }
+    if (held) {
+        port_.release(owner);
+    }
+    return moved;
+}
+
+/// What its bytes in host memory wait for: the copy that brought them, and uses since.
+Event Pager::ready_of(const Storage& storage, std::vector<Event>* after) {
+    MutexLock lock(mutex_);
+    const std::vector<Event> uses = storage.last_uses();
+    after->insert(after->end(), uses.begin(), uses.end());
+    return storage.ready();
+}
+
+void Pager::give_frame(Storage& storage, std::vector<Event> events) {
+    const size_t offset = plan_->schedule->offset(storage.item);
+    plan_->schedule->left(storage.item);
+    plan_->arena->give(offset, storage.size_bytes(), std::move(events));
+}
+
+/// A planned storage was freed: with it goes its frame, once all that uses it is done.
+void Pager::free_item(const StoragePtr& storage) noexcept {
+    std::vector<StreamId> streams;
+    std::vector<Event> events;
+    {
+        MutexLock lock(mutex_);
+        // An operator that frees what it uses has not ended, so its event is not there yet.
+        streams = storage->pin_count() > 0 ? storage->streams() : storage->recorded();
+    }
+    try {
+        events = events_of(streams, storage->ready());
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s\n", error.what());
+    }
+    MutexLock lock(mutex_);
+    if (plan_ == nullptr || storage->item == Storage::kNoItem) {
+        return;
+    }
+    const std::vector<Event> uses = storage->last_uses();
+    events.insert(events.end(), uses.begin(), uses.end());
+    if (plan_->is_laid()) {
+        if (storage->in_frame()) {
+            give_frame(*storage, std::move(events));
+        }
+        plan_->schedule->remove(storage->item);
+    }
+    plan_->items[storage->item] = nullptr;
+    storage->item = Storage::kNoItem;
+    plan_->freed_bytes += storage->size_bytes();
+    if (plan_->freed_bytes > plan_->item_bytes / 2) {
+        plan_->retiring = true;  // The model that it was made for is going away.
+    }
+}
+
+void Pager::wait_for_plan(const StoragePtr& storage) {
+    TS_ASSERT_EQ(moves_of_this_thread(), 0);
+    mutex_.unlock();
+    void* token = port_.begin_blocking();
+    mutex_.lock();
+    while (plan_busy_ || storage->in_transition()) {
+        settled_.wait(mutex_);
+    }
+    mutex_.unlock();
+    port_.end_blocking(token);
+    mutex_.lock();
+}
+
+}  // namespace trainstream

@@ -1,0 +1,239 @@
+// Loads ahead of need: a training loop played on a small simulated device.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "support/pager_world.h"
+
+namespace trainstream {
+namespace {
+
+using testing::FakeOwner;
+using testing::PagerWorld;
+using testing::WorldOptions;
+
+constexpr size_t kLayer = 32 * kKiB;
+
+/// A model of equal layers, used forth and back, written by an optimizer that also has states.
+class Training {
+public:
+    explicit Training(const WorldOptions& options, int layers, bool with_states = false)
+        : world(options), layers_(layers) {
+        for (int i = 0; i < layers; ++i) {
+            weights_.push_back(world.make(kLayer, mark(i)));
+            if (with_states) {
+                states_.push_back(world.make(kLayer, mark(i)));
+            }
+        }
+    }
+    ~Training() {
+        for (FakeOwner* owner : weights_) {
+            world.port.drop(owner);
+        }
+        for (FakeOwner* owner : states_) {
+            world.port.drop(owner);
+        }
+        world.expect_nothing_left();
+    }
+    Training(const Training&) = delete;
+    Training& operator=(const Training&) = delete;
+
+    void forward_and_backward(int first = 0, int end = -1) {
+        end = end < 0 ? layers_ : end;
+        for (int i = first; i < end; ++i) {
+            read(weights_[i], i, UseKind::kBringIn);
+        }
+        for (int i = end; i-- > first;) {
+            read(weights_[i], i, UseKind::kBringIn);
+        }
+    }
+    void optimizer_step() {
+        ++steps_;
+        for (int i = 0; i < layers_; ++i) {
+            if (!states_.empty()) {
+                write(states_[i], i);
+            }
+            write(weights_[i], i);
+        }
+        world.pager.step_done();
+    }
+    void step() {
+        forward_and_backward();
+        optimizer_step();
+    }
+
+    PagerWorld world;
+
+private:
+    unsigned mark(int layer) const { return static_cast<unsigned>(1 + layer + 37 * steps_); }
+
+    void read(FakeOwner* owner, int layer, UseKind kind) {
+        Pins pins;
+        world.pager.begin_use({{owner, /*writes=*/false, kind}}, 0, &pins);
+        EXPECT_TRUE(PagerWorld::has(owner, mark(layer)))
+            << "layer " << layer << ", step " << steps_;
+        world.pager.end_use(&pins);
+        world.pager.boundary();
+    }
+    void write(FakeOwner* owner, int layer) {
+        Pins pins;
+        world.pager.begin_use({{owner, /*writes=*/true, UseKind::kOnce}}, 0, &pins);
+        PagerWorld::fill(owner, mark(layer));
+        world.pager.end_use(&pins);
+        world.pager.boundary();
+    }
+
+    const int layers_;
+    int steps_ = 0;
+    std::vector<FakeOwner*> weights_;
+    std::vector<FakeOwner*> states_;
+};
+
+WorldOptions room_for(int layers) {
+    WorldOptions options;
+    options.budget_bytes = layers * kLayer;
+    options.device.seed = 5;
+    return options;
+}
+
+TEST(PagerPlanTest, NothingIsAwaitedOnceAStepWasRecorded) {
+    Training training(room_for(6), 16);
+    for (int i = 0; i < 3; ++i) {
+        training.step();
+    }
+    const PagerStats before = training.world.pager.stats();
+    EXPECT_EQ(before.plans, 1u);
+    EXPECT_GT(before.arena_bytes, 3 * kLayer);
+    for (int i = 0; i < 3; ++i) {
+        training.step();
+    }
+    const PagerStats after = training.world.pager.stats();
+    EXPECT_EQ(after.demanded_bytes, before.demanded_bytes);
+    EXPECT_EQ(after.in_place_bytes, before.in_place_bytes);
+    EXPECT_GT(after.loaded_ahead_bytes, before.loaded_ahead_bytes);
+    EXPECT_EQ(after.strays, 0u);
+    EXPECT_EQ(after.failures, 0u);
+    EXPECT_EQ(after.pinned_storages, 0u);
+}
+
+TEST(PagerPlanTest, StatesPassThroughFramesToo) {
+    Training training(room_for(8), 16, /*with_states=*/true);
+    for (int i = 0; i < 4; ++i) {
+        training.step();
+    }
+    const PagerStats before = training.world.pager.stats();
+    training.step();
+    const PagerStats after = training.world.pager.stats();
+    EXPECT_EQ(after.in_place_bytes, before.in_place_bytes);
+    EXPECT_EQ(after.demanded_bytes, before.demanded_bytes);
+}
+
+TEST(PagerPlanTest, WhatIsNotWrittenLeavesWithoutACopy) {
+    Training training(room_for(6), 16);
+    for (int i = 0; i < 3; ++i) {
+        training.step();
+    }
+    const PagerStats before = training.world.pager.stats();
+    training.forward_and_backward();
+    training.forward_and_backward();
+    const PagerStats after = training.world.pager.stats();
+    EXPECT_GT(after.dropped_bytes, before.dropped_bytes);
+    // What the optimizer wrote last is copied once, and then no more.
+    EXPECT_LE(after.evicted_bytes - before.evicted_bytes, 6 * kLayer);
+}
+
+TEST(PagerPlanTest, NothingGrowsOnceThePlanIsMade) {
+    Training training(room_for(6), 16);
+    training.step();
+    training.step();
+    const uint64_t locks = training.world.host.stats().locks;
+    for (int i = 0; i < 5; ++i) {
+        training.step();
+    }
+    EXPECT_EQ(training.world.host.stats().locks, locks);
+}
+
+TEST(PagerPlanTest, DelayedCopiesChangeNoByte) {
+    for (uint64_t seed = 1; seed <= 5; ++seed) {
+        WorldOptions options = room_for(6);
+        options.device.seed = seed;
+        options.device.copy_latency_ns_max = 300000;
+        Training training(options, 12, /*with_states=*/true);
+        for (int i = 0; i < 5; ++i) {
+            training.step();  // read() checks.
+        }
+    }
+}
+
+TEST(PagerPlanTest, RefusedCopiesChangeNoByte) {
+    for (uint64_t seed = 1; seed <= 5; ++seed) {
+        WorldOptions options = room_for(6);
+        options.device.seed = seed;
+        options.faults.fail_copy_one_in = 7;
+        Training training(options, 12, /*with_states=*/true);
+        for (int i = 0; i < 6; ++i) {
+            training.step();
+        }
+        EXPECT_GT(training.world.pager.stats().failures, 0u);
+    }
+}
+
+TEST(PagerPlanTest, AnAllocationThatNeedsTheArenaGetsIt) {
+    Training training(room_for(8), 16);
+    for (int i = 0; i < 3; ++i) {
+        training.step();
+    }
+    ASSERT_GT(training.world.pager.stats().arena_bytes, 0u);
+    FakeOwner* large = training.world.make(5 * kLayer, 3);
+    EXPECT_TRUE(training.world.is_resident(large));
+    training.step();
+    EXPECT_TRUE(PagerWorld::has(large, 3));
+    training.world.port.drop(large);
+    for (int i = 0; i < 3; ++i) {
+        training.step();
+    }
+    EXPECT_EQ(training.world.pager.stats().plans, 2u);
+}
+
+TEST(PagerPlanTest, AStepWithoutHalfTheLayersIsFollowed) {
+    Training training(room_for(6), 16);
+    for (int i = 0; i < 3; ++i) {
+        training.step();
+    }
+    training.forward_and_backward(8, 16);
+    training.optimizer_step();
+    training.step();
+    const PagerStats before = training.world.pager.stats();
+    training.step();
+    EXPECT_EQ(training.world.pager.stats().demanded_bytes, before.demanded_bytes);
+}
+
+TEST(PagerPlanTest, ANewHabitGetsANewPlan) {
+    Training training(room_for(6), 16);
+    for (int i = 0; i < 3; ++i) {
+        training.step();
+    }
+    for (int i = 0; i < 6; ++i) {
+        training.forward_and_backward(4, 16);
+        training.forward_and_backward(4, 16);
+        training.optimizer_step();
+    }
+    EXPECT_EQ(training.world.pager.stats().plans, 2u);
+    const PagerStats before = training.world.pager.stats();
+    training.forward_and_backward(4, 16);
+    training.forward_and_backward(4, 16);
+    training.optimizer_step();
+    EXPECT_EQ(training.world.pager.stats().demanded_bytes, before.demanded_bytes);
+}
+
+TEST(PagerPlanTest, NoPlanWhereNothingMoves) {
+    Training training(room_for(40), 16);
+    for (int i = 0; i < 4; ++i) {
+        training.step();
+    }
+    EXPECT_EQ(training.world.pager.stats().plans, 0u);
+    EXPECT_EQ(training.world.pager.stats().arena_bytes, 0u);
+}
+
+}  // namespace
+}  // namespace trainstream
