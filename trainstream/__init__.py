@@ -10,6 +10,7 @@ from trainstream.errors import ConfigError, TrainstreamError
 __version__ = "0.1.0"
 __all__ = [
     "ConfigError",
+    "HardwareProfile",
     "TrainstreamError",
     "allocator",
     "enable",
@@ -17,6 +18,7 @@ __all__ = [
     "is_enabled",
     "memory_stats",
     "pin",
+    "profile_hardware",
 ]
 
 
@@ -103,6 +105,33 @@ def memory_stats() -> dict[str, int | float | str]:
     """
     state = _state()
     return {} if state is None else dict(state.extension.stats())
+
+
+def profile_hardware(refresh: bool = False):
+    """Rates of the link and of host memory, and the memory that is available, as a HardwareProfile.
+
+    Measured in under 2 s, once for each machine: `trainstream.hardware` says how and where it is
+    kept. With trainstream on, its device is measured, within the budget, which may show in peaks
+    (up to 128 MiB); else the current CUDA device.
+
+    Args:
+        refresh: Measure again, whatever was measured before. Default False.
+
+    Raises:
+        TrainstreamError: There is no device, or no extension that was built for this torch.
+        RuntimeError: While a CUDA graph is captured, in a forked child, or from a broken device.
+    """
+    from trainstream import hardware
+
+    return hardware.profile(refresh)
+
+
+def __getattr__(name: str):
+    if name == "HardwareProfile":
+        from trainstream.hardware import HardwareProfile
+
+        return HardwareProfile
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _state():

@@ -84,6 +84,20 @@ def bad_argument(name: str, value: object, allowed: str) -> ValueError:
     return ValueError(f"bad value {value!r} for {name}; allowed: {allowed}")
 
 
+def no_device_to_measure(reason: str) -> TrainstreamError:
+    return TrainstreamError(
+        f"profile_hardware: no GPU to measure: {reason}; trainstream.enable(device='sim') "
+        "simulates one on CPU tensors, and then that is measured"
+    )
+
+
+def measured_in_capture() -> RuntimeError:
+    return RuntimeError(
+        "trainstream.profile_hardware() copies and waits, which a CUDA graph cannot hold; call it "
+        "before the capture"
+    )
+
+
 def unsupported_option(optimizer: str, name: str) -> ValueError:
     return ValueError(
         f"trainstream.optim.{optimizer} does not support {name}=True; use torch's own (optimizer:"

@@ -8,6 +8,7 @@
 #include "allocator/pager_registry.h"
 #include "allocator/sim_allocator.h"
 #include "allocator/storage_owner.h"
+#include "binding/hardware_module.h"
 #include "binding/managed_storages.h"
 #include "binding/operator_guard.h"
 #include "binding/optim_module.h"
@@ -217,6 +218,7 @@ PYBIND11_MODULE(_C, module) {
     module.def("step_done", &step_done, NoGil());
     module.def("close", &close, NoGil());
     add_optim_functions(module);
+    add_hardware_functions(module);
 #ifdef TS_WITH_CUDA
     module.attr("has_cuda") = true;
     add_cuda_functions(module);
