@@ -5,11 +5,14 @@ all, or one call of `trainstream.enable()`. Importing this package imports neith
 extension; the functions do so when they are called.
 """
 
-from trainstream.errors import ConfigError, TrainstreamError
+from trainstream.errors import BudgetError, ConfigError, TrainstreamError
 
 __version__ = "0.1.0"
 __all__ = [
+    "Budget",
+    "BudgetError",
     "ConfigError",
+    "MemoryPlanner",
     "TrainstreamError",
     "allocator",
     "enable",
@@ -103,6 +106,15 @@ def memory_stats() -> dict[str, int | float | str]:
     """
     state = _state()
     return {} if state is None else dict(state.extension.stats())
+
+
+def __getattr__(name: str):
+    """The planner's classes, once someone asks: most runs plan nothing, and import little."""
+    if name in ("Budget", "MemoryPlanner"):
+        from trainstream import planner
+
+        return getattr(planner, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _state():

@@ -11,6 +11,7 @@
 #include "binding/managed_storages.h"
 #include "binding/operator_guard.h"
 #include "binding/optim_module.h"
+#include "binding/planner_module.h"
 #include "binding/use_scope.h"
 
 #ifdef TS_WITH_CUDA
@@ -211,6 +212,7 @@ PYBIND11_MODULE(_C, module) {
     module.def("step_done", &step_done, NoGil());
     module.def("close", &close, NoGil());
     add_optim_functions(module);
+    add_planner_functions(module);
 #ifdef TS_WITH_CUDA
     module.attr("has_cuda") = true;
     add_cuda_functions(module);
