@@ -154,3 +154,9 @@ def state_of_other_shape(name: str, saved: object, wanted: object) -> ValueError
 
 def not_a_tensor(function: str, value: object) -> TypeError:
     return TypeError(f"trainstream.{function}() takes a torch.Tensor, got {type(value).__name__}")
+
+
+def not_a_module(function: str, value: object) -> TypeError:
+    return TypeError(
+        f"trainstream.{function}() takes a torch.nn.Module or None, got {type(value).__name__}"
+    )
