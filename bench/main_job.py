@@ -23,6 +23,10 @@ GIB = 2**30
 FOLDER = pathlib.Path(__file__).resolve().parent
 
 
+class WorkerEnded(SystemExit):
+    """A worker ended before its time; the argument is the reason."""
+
+
 class Worker:
     """bench/train_worker.py in a process of its own."""
 
@@ -48,10 +52,14 @@ class Worker:
     def read(self):
         for line in self.process.stdout:
             if line.startswith("{"):
-                return json.loads(line)
+                fields = json.loads(line)
+                if fields["event"] not in ("skipped", "failed"):
+                    return fields
+                self.process.stdin.close()
+                raise WorkerEnded(f"{fields['event']}: {fields['reason']}")
         if self.process.stderr is not None:
             sys.stderr.write(self.process.stderr.read())
-        raise SystemExit("a worker ended early")
+        raise WorkerEnded("failed: the process ended early")
 
     def step(self):
         self.process.stdin.write("step\n")

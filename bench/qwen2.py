@@ -7,6 +7,7 @@ initialization: 7.62e9 numbers from one CPU thread take minutes, and what is mea
 import concurrent.futures
 import hashlib
 
+import rivals
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -54,25 +55,6 @@ def build(shape, device, seed=0, wrap=None):
     return model.to(device) if wrap is None else wrap(model)
 
 
-def fsdp2_offload(model):
-    """FSDP2 on one rank with parameters, gradients and optimizer in page-locked host memory."""
-    import torch.distributed as dist
-    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
-
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    policy = CPUOffloadPolicy(pin_memory=True)
-    for layer in model.model.layers:
-        fully_shard(layer, offload_policy=policy)
-    return fully_shard(model, offload_policy=policy)
-
-
-def host_optimizer(parameters, lr):
-    import trainstream.optim
-
-    return trainstream.optim.AdamW(parameters, lr=lr, moments="bfloat16", accumulation_steps=1)
-
-
 @torch.no_grad()
 def fill(model, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -96,20 +78,21 @@ class Trainer:
     """One optimizer step on `sequences` x `length` random tokens, different ones each step."""
 
     def __init__(self, shape, device, sequences=4, length=2048, lr=1e-5, kind="stock"):
-        """`kind`: "stock", "host-optimizer" (trainstream's) or "fsdp2-offload"."""
-        self.model = build(shape, device, wrap=fsdp2_offload if kind == "fsdp2-offload" else None)
-        if kind == "host-optimizer":
-            self.optimizer = host_optimizer(self.model.parameters(), lr)
-        else:
-            fused = device == "cuda"
-            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, fused=fused)
+        """`kind`: one of rivals.KINDS."""
+        chosen = rivals.KINDS[kind]
+        self.model = build(shape, device, wrap=chosen.wrap)
+        self.engine = chosen.engine(self.model, lr, sequences) if chosen.engine else None
+        self.optimizer = None if self.engine else chosen.optimizer(self.model, lr, device)
         self.device, self.size = device, (sequences, length)
         self.generator = torch.Generator().manual_seed(1)
 
     def step(self):
         vocabulary = self.model.config.vocab_size
         ids = torch.randint(0, vocabulary, self.size, generator=self.generator).to(self.device)
-        loss = self.model(input_ids=ids, labels=ids).loss
+        loss = (self.engine or self.model)(input_ids=ids, labels=ids).loss
+        if self.engine:
+            self.engine.update(loss)
+            return loss.detach()
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

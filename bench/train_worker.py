@@ -15,6 +15,7 @@ import time
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import qwen2
+import rivals
 import torch
 
 
@@ -27,6 +28,8 @@ def counters(device):
         found["driver_allocations"] = stats["num_device_alloc"]
         found["driver_frees"] = stats["num_device_free"]
         found["ooms"] = stats["num_ooms"]
+        free, total = torch.cuda.mem_get_info()
+        found["device_used_bytes"] = total - free  # Torch does not see managed memory.
     extension = sys.modules.get("trainstream._C")
     if extension is not None and hasattr(extension, "host_pool_stats"):
         pool = extension.host_pool_stats(torch.zeros(1, device=device))
@@ -40,14 +43,32 @@ def answer(**fields):
     print(json.dumps(fields), flush=True)
 
 
-def main():
+def options_given():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=qwen2.SHAPES, default="tiny")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--kind", default="stock", help="see qwen2.Trainer")
+    parser.add_argument("--kind", default="stock", choices=rivals.KINDS)
     parser.add_argument("--sequences", type=int, default=4)
     parser.add_argument("--length", type=int, default=2048)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main():
+    """Says why in a last line of JSON when it cannot run, or fails."""
+    options = options_given()
+    reason = rivals.KINDS[options.kind].missing()
+    if reason is not None:
+        answer(event="skipped", reason=reason)
+        return
+    try:
+        train(options)
+    except Exception as fault:
+        lines = str(fault).strip().splitlines() or [""]
+        answer(event="failed", reason=f"{type(fault).__name__}: {lines[0]}")
+        raise
+
+
+def train(options):
     torch.use_deterministic_algorithms(True)
     if options.device == "cpu":
         torch.set_num_threads(2)

@@ -5,17 +5,21 @@ all, or one call of `trainstream.enable()`. Importing this package imports neith
 extension; the functions do so when they are called.
 """
 
-from trainstream.errors import ConfigError, TrainstreamError
+from trainstream.errors import BudgetError, ConfigError, TrainstreamError
 
 __version__ = "0.1.0"
 __all__ = [
+    "Budget",
+    "BudgetError",
     "ConfigError",
     "HardwareProfile",
+    "MemoryPlanner",
     "TrainstreamError",
     "allocator",
     "enable",
     "is_cold",
     "is_enabled",
+    "memory_report",
     "memory_stats",
     "pin",
     "profile_hardware",
@@ -126,11 +130,47 @@ def profile_hardware(refresh: bool = False):
     return hardware.profile(refresh)
 
 
+def memory_report(model=None, *, as_dict: bool = False):
+    """What takes memory now, by what it is and where it is: lines for a person.
+
+    Kinds: weights (buffers too), gradients, optimizer (states of every optimizer that has made a
+    step), activations (whatever else trainstream manages: results of operators, batches), other
+    (workspaces, and what is too small to be managed). Places: the device, page-locked and pageable
+    host memory, and host copies of what is on the device. Nothing is moved by looking.
+
+    Args:
+        model: A torch.nn.Module, whose names storages get. Default None: parameters of optimizers
+            are numbered.
+        as_dict: True returns a dictionary instead: "now" (bytes by kind and place), "total" (by
+            place), "peak" (as far as known: of the device and the host, not by kind), "biggest"
+            (the ten largest storages: names, kind, place, bytes, pinned), "enabled" and "device".
+            Default False.
+
+    While trainstream is off, the numbers are torch's own and those of the model's tensors.
+
+    Raises:
+        TypeError: `model` is no torch.nn.Module.
+    """
+    from torch.nn import Module
+
+    from trainstream import errors, reports
+
+    if model is not None and not isinstance(model, Module):
+        raise errors.not_a_module("memory_report", model)
+    report = reports.make(model)
+    return report if as_dict else reports.as_text(report)
+
+
 def __getattr__(name: str):
+    """Classes, once someone asks: most runs need none of them, and import little."""
     if name == "HardwareProfile":
         from trainstream.hardware import HardwareProfile
 
         return HardwareProfile
+    if name in ("Budget", "MemoryPlanner"):
+        from trainstream import planner
+
+        return getattr(planner, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -8,6 +8,15 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from trainstream import _edges
 
+# Those that have made a step while trainstream was on; what reports find their states by.
+# By their ids, since a class of the user's need not be hashable.
+_stepped: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
+
+
+def stepped_optimizers() -> list[Optimizer]:
+    """The living optimizers that have made a step since trainstream was switched on."""
+    return list(_stepped.values())
+
 
 def install(extension: ModuleType) -> None:
     """Registers the hook. Called once for each process, when trainstream is switched on."""
@@ -19,6 +28,7 @@ def install(extension: ModuleType) -> None:
     # A compiled optimizer step would trace into the extension and warn that it cannot.
     @_edges.hidden_from_compiler
     def after(optimizer, args, kwargs) -> None:
+        _stepped[id(optimizer)] = optimizer
         if _writes_unseen(optimizer):
             extension.mark_written(_tensors_of(optimizer))
             # And before its next steps, or what leaves in the middle of one may leave too early.

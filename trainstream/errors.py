@@ -13,6 +13,10 @@ class ConfigError(ValueError):
     """A configuration key or value is wrong. The message names both and what is allowed."""
 
 
+class BudgetError(MemoryError):
+    """A run cannot fit its budget. The message has every term, and what would have to change."""
+
+
 def unknown_key(key: str, known: list[str], nearest: str | None) -> ConfigError:
     hint = f" (did you mean {nearest!r}?)" if nearest else ""
     return ConfigError(f"unknown key {key!r}{hint}; known keys: {', '.join(known)}")
@@ -77,6 +81,13 @@ def already_enabled(current: str, wanted: str) -> TrainstreamError:
     return TrainstreamError(
         f"already switched on with {current}; this call asks for {wanted}. One process has one "
         "configuration: give it once, at the first call or in PYTORCH_TRAINSTREAM_CONF"
+    )
+
+
+def no_device_to_measure(vram: object) -> ConfigError:
+    return ConfigError(
+        f"vram:{vram} is a share of a GPU, and there is none here; give a budget a size such as "
+        "24GiB"
     )
 
 
@@ -157,3 +168,9 @@ def state_of_other_shape(name: str, saved: object, wanted: object) -> ValueError
 
 def not_a_tensor(function: str, value: object) -> TypeError:
     return TypeError(f"trainstream.{function}() takes a torch.Tensor, got {type(value).__name__}")
+
+
+def not_a_module(function: str, value: object) -> TypeError:
+    return TypeError(
+        f"trainstream.{function}() takes a torch.nn.Module or None, got {type(value).__name__}"
+    )

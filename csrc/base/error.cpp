@@ -1,5 +1,7 @@
 #include "base/error.h"
 
+#include <algorithm>
+
 #include "base/bytes.h"
 
 namespace trainstream::errors {
@@ -22,6 +24,28 @@ Error host_memory_exhausted(uint64_t asked_bytes, uint64_t in_use_bytes, uint64_
                 ": limit " + format_bytes(limit_bytes) + ", in use " + format_bytes(in_use_bytes) +
                 ". Raise ram in PYTORCH_TRAINSTREAM_CONF, use moments='bfloat16', or train fewer "
                 "parameters."};
+}
+
+Error does_not_fit(const FitNumbers& n) {
+    const uint64_t device = n.fixed_bytes + n.resident_bytes + n.inflight_bytes;
+    const uint64_t lack = device - std::min(device, n.device_budget_bytes);
+    const uint64_t host_lack = n.paged_bytes - std::min(n.paged_bytes, n.host_budget_bytes);
+    std::string advice = "Raise ram by at least " + format_bytes(host_lack);
+    if (lack > 0) {
+        // More host memory helps where a block could still be paged.
+        const std::string what = n.resident_bytes > 0 && host_lack == 0 ? "vram or ram" : "vram";
+        advice = "Raise " + what + " by at least " + format_bytes(lack) +
+                 (host_lack > 0 ? " and ram by " + format_bytes(host_lack) : "");
+    }
+    return {ErrorKind::kOutOfMemory,
+            "trainstream: the run cannot fit: device memory must hold " + format_bytes(device) +
+                " at once (" + format_bytes(n.fixed_bytes) + " outside the blocks + " +
+                format_bytes(n.resident_bytes) + " in blocks that stay + " +
+                format_bytes(n.inflight_bytes) + " in flight), the budget is " +
+                format_bytes(n.device_budget_bytes) + "; host memory must hold " +
+                format_bytes(n.paged_bytes) + " in paged blocks, the limit is " +
+                format_bytes(n.host_budget_bytes) + ". " + advice +
+                ", make the batch smaller, or try all the same with check_memory=False."};
 }
 
 Error copy_failed(const char* direction, size_t size_bytes, const std::string& reason) {

@@ -37,11 +37,23 @@ struct MemoryNumbers {
     uint64_t host_in_use_bytes = 0;
 };
 
+/// The terms of what a run needs at once, and what it may use.
+struct FitNumbers {
+    uint64_t fixed_bytes = 0;     // Device, outside the blocks.
+    uint64_t resident_bytes = 0;  // Device, blocks that stay.
+    uint64_t inflight_bytes = 0;  // Device, blocks on their way.
+    uint64_t paged_bytes = 0;     // Host.
+    uint64_t device_budget_bytes = 0;
+    uint64_t host_budget_bytes = 0;
+};
+
 namespace errors {
 
 Error out_of_memory(const MemoryNumbers& numbers);
 /// Host memory that is not a storage's: optimizer states.
 Error host_memory_exhausted(uint64_t asked_bytes, uint64_t in_use_bytes, uint64_t limit_bytes);
+/// A run that cannot fit, before it starts.
+Error does_not_fit(const FitNumbers& numbers);
 Error copy_failed(const char* direction, size_t size_bytes, const std::string& reason);
 Error device(const char* call, const std::string& reason);
 Error invalid_argument(const std::string& text);

@@ -12,6 +12,7 @@
 #include "binding/managed_storages.h"
 #include "binding/operator_guard.h"
 #include "binding/optim_module.h"
+#include "binding/planner_module.h"
 #include "binding/use_scope.h"
 
 #ifdef TS_WITH_CUDA
@@ -140,6 +141,22 @@ py::dict stats() {
     return total;
 }
 
+/// (owner, bytes, cold, pinned for good, host block, locked host block) of every managed storage.
+/// The owner is the StorageImpl's address, torch's UntypedStorage._cdata; 0: not known yet.
+py::list storages() {
+    py::list result;
+    for_each_pager([&](Pager& pager) {
+        for (const StorageInfo& info : pager.storages()) {
+            const bool cold =
+                info.residency == Residency::kCold || info.residency == Residency::kRestoring;
+            result.append(py::make_tuple(reinterpret_cast<uintptr_t>(info.owner), info.size_bytes,
+                                         cold, info.pinned_for_good, info.has_host_block,
+                                         info.host_is_locked));
+        }
+    });
+    return result;
+}
+
 bool is_cold(const at::Tensor& tensor) {
     bool cold = false;
     if (PagerRegistry::instance().forked()) {
@@ -208,6 +225,7 @@ PYBIND11_MODULE(_C, module) {
     module.def("start_sim", &start_sim);
     module.def("sim_faults", &sim_faults);
     module.def("stats", &stats);
+    module.def("storages", &storages);
     module.def("is_cold", &is_cold);
     module.def("is_managed", &is_managed);
     module.def("pin", &operator_guard::pin_for_good, NoGil());
@@ -219,6 +237,7 @@ PYBIND11_MODULE(_C, module) {
     module.def("close", &close, NoGil());
     add_optim_functions(module);
     add_hardware_functions(module);
+    add_planner_functions(module);
 #ifdef TS_WITH_CUDA
     module.attr("has_cuda") = true;
     add_cuda_functions(module);

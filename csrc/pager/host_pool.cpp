@@ -199,7 +199,7 @@ std::optional<HostBlock> HostPool::Impl::take(size_t size_bytes) {
     stats_.in_use_bytes_peak = std::max(stats_.in_use_bytes_peak, stats_.in_use_bytes);
     held_bytes_peak_ = std::max(held_bytes_peak_, stats_.in_use_bytes + pending_bytes_);
     return HostBlock{reinterpret_cast<void*>(extent->begin), size_bytes,
-                     extent->locked || reads_pageable_memory_};
+                     extent->locked || reads_pageable_memory_, extent->locked};
 }
 
 void HostPool::Impl::free(const HostBlock& block, std::vector<Event> after) noexcept {

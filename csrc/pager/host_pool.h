@@ -23,6 +23,7 @@ struct HostBlock {
     size_t size_bytes = 0;
     /// The device can address it. False for pageable memory on a device that cannot read that.
     bool device_visible = false;
+    bool page_locked = false;
 
     explicit operator bool() const { return address != nullptr; }
 };

@@ -584,4 +584,16 @@ PagerStats Pager::stats() const {
     return stats;
 }
 
+std::vector<StorageInfo> Pager::storages() const {
+    std::vector<StorageInfo> result;
+    MutexLock lock(mutex_);
+    result.reserve(table_.size());
+    for (const auto& [address, storage] : table_) {
+        const HostBlock& host = storage->host();
+        result.push_back({storage->owner, storage->size_bytes(), storage->residency(),
+                          storage->pinned_for_good(), static_cast<bool>(host), host.page_locked});
+    }
+    return result;
+}
+
 }  // namespace trainstream

@@ -64,6 +64,16 @@ struct PagerStats {
     uint64_t strays = 0;              // Uses that the plan's step does not have.
 };
 
+/// One managed storage as a report sees it.
+struct StorageInfo {
+    const void* owner = nullptr;  // What OwnerPort knows; null until an operator names it.
+    uint64_t size_bytes = 0;
+    Residency residency = Residency::kResident;
+    bool pinned_for_good = false;
+    bool has_host_block = false;
+    bool host_is_locked = false;  // False where page locks were refused.
+};
+
 /// A storage that an operator, or a thread, has pinned.
 struct Pin {
     StoragePtr storage;
@@ -137,6 +147,8 @@ public:
     const HostPool& host() const { return host_; }
     HostPool& host() { return host_; }
     PagerStats stats() const;
+    /// Every managed storage, as it is at one moment.
+    std::vector<StorageInfo> storages() const;
 
 private:
     enum class Effort : uint8_t { kFreeRoomOnly, kEvict };

@@ -29,6 +29,23 @@ TEST(ErrorTest, OutOfMemoryNamesEveryNumberAndWhatToDo) {
                                 "Raise vram or ram in PYTORCH_TRAINSTREAM_CONF"});
 }
 
+TEST(ErrorTest, DoesNotFitNamesEveryTermAndWhatToDo) {
+    FitNumbers numbers = {3 * kGiB, 2 * kGiB, kGiB, 20 * kGiB, 4 * kGiB, 20 * kGiB};
+    const Error error = errors::does_not_fit(numbers);
+    EXPECT_EQ(error.kind(), ErrorKind::kOutOfMemory);
+    expect_words(error.what(),
+                 {"must hold 6.00 GiB at once", "3.00 GiB outside the blocks",
+                  "2.00 GiB in blocks that stay", "1.00 GiB in flight", "budget is 4.00 GiB",
+                  "20.00 GiB in paged blocks", "limit is 20.00 GiB",
+                  "Raise vram or ram by at least 2.00 GiB", "check_memory=False"});
+
+    numbers.host_budget_bytes = 15 * kGiB;
+    expect_words(errors::does_not_fit(numbers).what(),
+                 {"Raise vram by at least 2.00 GiB and ram by 5.00 GiB"});
+    numbers.device_budget_bytes = 8 * kGiB;
+    expect_words(errors::does_not_fit(numbers).what(), {"Raise ram by at least 5.00 GiB"});
+}
+
 TEST(ErrorTest, CopyFailedNamesSizeDirectionAndReason) {
     const Error error = errors::copy_failed("to host memory", 64 * kMiB, "the link is down");
     EXPECT_EQ(error.kind(), ErrorKind::kCopyFailed);
