@@ -19,6 +19,7 @@ __all__ = [
     "enable",
     "is_cold",
     "is_enabled",
+    "mark_step",
     "memory_report",
     "memory_stats",
     "pin",
@@ -128,6 +129,18 @@ def profile_hardware(refresh: bool = False):
     from trainstream import hardware
 
     return hardware.profile(refresh)
+
+
+def mark_step() -> None:
+    """Says that a step ends here, for loops that repeat without an optimizer: inference, evaluation.
+
+    After two of them what the third will need, and when, is known, and is loaded ahead. A step of any
+    torch.optim.Optimizer says so by itself; both for the same step would count it twice. Does nothing
+    while trainstream is off.
+    """
+    state = _state()
+    if state is not None:
+        state.extension.step_done()
 
 
 def memory_report(model=None, *, as_dict: bool = False):

@@ -1,4 +1,5 @@
 #include "binding/adamw_step.h"
+#include "allocator/current_stream.h"
 
 #include <algorithm>
 #include <map>
@@ -149,7 +150,7 @@ void in_turns(const std::vector<SliceUpdate>& updates, const Run& run) {
 #endif
 
 optim::PipelineShare run_on(c10::Device device, std::span<const SliceUpdate> updates,
-                            StepEngine engine) {
+                            const StepOptions& options) {
     optim::PipelineShare share;
     if (device.is_cpu()) {
         host_engine().update(updates);
@@ -159,9 +160,10 @@ optim::PipelineShare run_on(c10::Device device, std::span<const SliceUpdate> upd
         return share;
     }
 #ifdef TS_WITH_CUDA
-    return cuda_adamw_step(device, updates, engine);
+    const StreamId after = options.after.value_or(CurrentStream(device).id());
+    return cuda_adamw_step(device, updates, options.engine, after);
 #else
-    static_cast<void>(engine);
+    static_cast<void>(options);
     throw_no_engine(device);
 #endif
 }
@@ -207,10 +209,13 @@ optim::PipelineShare adamw_step(const std::vector<ParameterStep>& steps,
     optim::PipelineShare share;
     for (const auto& [device, updates] : groups) {
         in_turns(updates, [&, on = device](std::span<const SliceUpdate> part) {
-            const optim::PipelineShare done = run_on(on, part, options.engine);
+            const optim::PipelineShare done = run_on(on, part, options);
             share.host += done.host;
             share.kernel += done.kernel;
         });
+    }
+    if (options.after.has_value()) {
+        uses.end_on(*options.after);
     }
     return share;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,10 +37,13 @@ struct StepOptions {
     StepEngine engine = StepEngine::kHost;
     double grad_scale = 1;
     uint64_t seed = 0;
+    /// On CUDA, which stream the parameters are in order for afterwards; nothing: the current one.
+    std::optional<StreamId> after;
 };
 
 /// Updates every parameter, and returns who did how many elements. Gradients must be in order of
-/// the current streams, as operators leave them; so are the parameters afterwards.
+/// the current streams, as operators leave them; so are the parameters afterwards, or for
+/// `options.after`.
 /// Throws kInvalidArgument for tensors that do not fit each other.
 optim::PipelineShare adamw_step(const std::vector<ParameterStep>& steps,
                                 const StepOptions& options);

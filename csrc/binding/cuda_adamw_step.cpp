@@ -1,7 +1,9 @@
 #include "binding/cuda_adamw_step.h"
 
 #include <array>
+#include <memory>
 #include <mutex>
+#include <utility>
 
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -9,6 +11,7 @@
 #include "allocator/current_stream.h"
 #include "allocator/host_memory.h"
 #include "allocator/pager_registry.h"
+#include "device/cuda_device.h"
 #include "optim/square_sums_cuda.h"
 #include "optim/update.h"
 #include "optim/update_cuda.h"
@@ -52,21 +55,34 @@ private:
 /// Staging memory of a device, made once: the steady state locks no pages. Whoever uses it holds
 /// the mutex: optimizers may step in several threads.
 struct Staging {
+    explicit Staging(c10::DeviceIndex index) : device(index) {}
+
     std::mutex mutex;
+    // A door of their own: behind the pager's copies, which wait for what comes later in the
+    // model's work, an update's would wait for it too (7.62 B on an H200: until the backward pass
+    // ended).
+    CudaDevice device;
     HostBlock block;
-    std::vector<Event> last_use;  // Copies that may still read it, on whatever stream they were.
+    std::vector<Event> slot_free;  // UpdatePipeline::slot_free() of the last step.
 };
 
 Staging& staging_of(c10::Device device) {
-    static auto* all = new std::array<Staging, 64>{};
-    return all->at(static_cast<size_t>(device.index()));
+    static auto* mutex = new std::mutex;
+    static auto* all = new std::array<std::unique_ptr<Staging>, 64>;
+    const std::lock_guard<std::mutex> lock(*mutex);
+    auto& slot = all->at(static_cast<size_t>(device.index()));
+    if (slot == nullptr) {
+        slot = std::make_unique<Staging>(device.index());
+    }
+    return *slot;
 }
 
 std::byte* staging_bytes_of(Staging& staging, const HostMemory& memory, size_t size_bytes) {
     HostBlock& block = staging.block;
     if (block.size_bytes < size_bytes) {
         if (block) {
-            memory.pool->free(block, staging.last_use);
+            memory.pool->free(block, staging.slot_free);
+            staging.slot_free.clear();
             block = {};
         }
         block = allocate_host_block(memory, size_bytes);
@@ -86,23 +102,20 @@ bool is_cold(c10::Device device, const void* address) {
 void set_cuda_step_tuning(const CudaStepTuning& wanted) { tuning() = wanted; }
 
 optim::PipelineShare cuda_adamw_step(c10::Device device,
-                                     std::span<const optim::SliceUpdate> updates,
-                                     StepEngine engine) {
+                                     std::span<const optim::SliceUpdate> updates, StepEngine engine,
+                                     StreamId after) {
     const c10::cuda::CUDAGuard guard(device);
     const HostMemory memory = host_memory_of(device);
     const StreamId current = CurrentStream(device).id();
     Staging& shared = staging_of(device);
     const std::lock_guard<std::mutex> lock(shared.mutex);
-    for (const Event& event : shared.last_use) {
-        memory.device->wait(current, event);
-    }
-    const Event ready = memory.device->record(current);
+    const Event ready = shared.device.record(current);
     optim::PipelineOptions options = tuning().pipeline;
     options.use_host = engine != StepEngine::kStream;
     options.use_kernel = engine != StepEngine::kHost;
     std::optional<SideStreamKernel> kernel;
     if (options.use_kernel) {
-        kernel.emplace(*memory.device, device.index(), ready,
+        kernel.emplace(shared.device, device.index(), ready,
                        options.use_host ? tuning().beside_cores : tuning().alone);
     }
     std::byte* staging = nullptr;
@@ -115,14 +128,15 @@ optim::PipelineShare cuda_adamw_step(c10::Device device,
         all.push_back(
             {update, is_cold(device, update.slice.grad), is_cold(device, update.slice.weight)});
     }
-    optim::UpdatePipeline pipeline(*memory.device, host_engine(),
-                                   kernel.has_value() ? &*kernel : nullptr, staging, options);
+    optim::UpdatePipeline pipeline(shared.device, host_engine(),
+                                   kernel.has_value() ? &*kernel : nullptr, staging, options,
+                                   std::exchange(shared.slot_free, {}));
     std::vector<Event> finished;
     const optim::PipelineShare share = pipeline.run(all, ready, &finished);
     for (const Event& event : finished) {
-        memory.device->wait(current, event);
+        shared.device.wait(after, event);
     }
-    shared.last_use = std::move(finished);
+    shared.slot_free = pipeline.slot_free();
     return share;
 }
 

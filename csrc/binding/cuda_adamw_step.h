@@ -23,10 +23,12 @@ struct CudaStepTuning {
 /// For benchmarks; not while a step runs.
 void set_cuda_step_tuning(const CudaStepTuning& wanted);
 
-/// The storages are pinned; parameters are in order for the current stream afterwards.
+/// The storages are pinned, and gradients in order for the current stream; parameters are in order
+/// for `after` afterwards. Where that is another stream, the current one waits for nothing: what
+/// the next call begins with does not wait for this one's kernel.
 optim::PipelineShare cuda_adamw_step(c10::Device device,
-                                     std::span<const optim::SliceUpdate> updates,
-                                     StepEngine engine);
+                                     std::span<const optim::SliceUpdate> updates, StepEngine engine,
+                                     StreamId after);
 
 /// `gradients` are the addresses of `grads`, which are on CUDA devices. Waits for them.
 double cuda_sum_of_squares(const std::vector<at::Tensor>& grads,

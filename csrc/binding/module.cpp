@@ -80,10 +80,14 @@ py::dict dict_of(const char* device, const PagerStats& stats, const HostPoolStat
     result["rebuilds"] = stats.rebuilds;
     result["steps"] = stats.steps;
     result["arena_bytes"] = stats.arena_bytes;
+    result["extra_bytes"] = stats.extra_bytes;
+    result["beside_bytes"] = stats.beside_bytes;
     result["planned_bytes"] = stats.planned_bytes;
     result["plans"] = stats.plans;
     result["loaded_ahead_bytes"] = stats.loaded_ahead_bytes;
     result["demanded_bytes"] = stats.demanded_bytes;
+    result["extra_opened"] = stats.extra_opened;
+    result["extra_gave_way"] = stats.extra_gave_way;
     result["strays"] = stats.strays;
     result["host_in_use_bytes"] = host.in_use_bytes;
     result["host_in_use_bytes_peak"] = host.in_use_bytes_peak;

@@ -45,11 +45,11 @@ StepEngine engine_of(const std::string& name) {
 }
 
 py::tuple step(const std::vector<ParameterStep>& steps, const std::string& engine,
-               double grad_scale, uint64_t seed) {
+               double grad_scale, uint64_t seed, std::optional<uint64_t> after) {
     optim::PipelineShare share;
     {
         const py::gil_scoped_release no_gil;
-        share = adamw_step(steps, {engine_of(engine), grad_scale, seed});
+        share = adamw_step(steps, {engine_of(engine), grad_scale, seed, after});
     }
     return py::make_tuple(share.host, share.kernel);
 }
@@ -102,7 +102,8 @@ void add_optim_functions(py::module_& module) {
     using NoGil = py::call_guard<py::gil_scoped_release>;
     py::class_<AdamW::Hyperparameters>(module, "AdamWHyperparameters").def(py::init(&make_hyper));
     py::class_<ParameterStep>(module, "ParameterStep").def(py::init(&make_step));
-    module.def("adamw_step", &step);
+    module.def("adamw_step", &step, py::arg("steps"), py::arg("engine"), py::arg("grad_scale"),
+               py::arg("seed"), py::arg("after") = py::none());
     module.def("sum_of_squares", &sum_of_squares, NoGil());
     module.def("is_dense", &is_dense);
     module.def("zeros_on_host", &zeros_on_host);

@@ -33,4 +33,10 @@ void UseScope::begin() {
     }
 }
 
+void UseScope::end_on(StreamId stream) {
+    for (OfPager& group : groups_) {
+        group.pager->ends_on(&group.pins, stream);
+    }
+}
+
 }  // namespace trainstream

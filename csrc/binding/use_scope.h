@@ -23,6 +23,8 @@ public:
 
     void add(const at::Tensor& tensor, bool writes, UseKind kind = UseKind::kInPlace);
     void begin();
+    /// Their last use is on `stream`, not on the one that was current in begin().
+    void end_on(StreamId stream);
 
 private:
     struct OfPager {

@@ -18,13 +18,15 @@ size_t room_of(size_t count) { return (count + kRoomUnit - 1) / kRoomUnit * kRoo
 }  // namespace
 
 UpdatePipeline::UpdatePipeline(Device& device, HostEngine& host, StreamKernel* kernel,
-                               std::byte* staging, const PipelineOptions& options)
+                               std::byte* staging, const PipelineOptions& options,
+                               std::vector<Event> slot_free)
     : device_(device),
       host_(host),
       kernel_(options.use_kernel ? kernel : nullptr),
       staging_(staging),
       options_(options),
-      slot_free_(options.slots) {
+      slot_free_(std::move(slot_free)) {
+    slot_free_.resize(options.slots);
     TS_ASSERT(kernel_ != nullptr || options.use_host);
     TS_ASSERT_EQ(options.chunk_elements % kTile, 0u);
     for (size_t slot = 0; slot < options.slots; ++slot) {

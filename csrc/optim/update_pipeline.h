@@ -64,9 +64,10 @@ struct PipelineShare {
 class UpdatePipeline {
 public:
     /// `staging`: page-locked, options.staging_bytes() long; null when the host is not used.
-    /// `kernel`: null when the kernel is not used.
+    /// `kernel`: null when the kernel is not used. `slot_free`: slot_free() of the run before that
+    /// had the same staging memory; empty: nothing uses it.
     UpdatePipeline(Device& device, HostEngine& host, StreamKernel* kernel, std::byte* staging,
-                   const PipelineOptions& options);
+                   const PipelineOptions& options, std::vector<Event> slot_free = {});
 
     /// Runs every update once; called once. Bytes in host memory are final when this returns; bytes
     /// in device memory once the events of `finished` are done. `ready`: after it the gradients
@@ -74,6 +75,8 @@ public:
     /// updates have happened and some have not.
     PipelineShare run(std::span<const DeviceUpdate> updates, const Event& ready,
                       std::vector<Event>* finished);
+    /// For each slot of the staging memory what still reads it; null: nothing.
+    const std::vector<Event>& slot_free() const { return slot_free_; }
 
 private:
     /// What one side takes at once: parts of one update or of several small ones.

@@ -39,7 +39,9 @@ struct FrameSchedule::Candidate {
 };
 
 FrameSchedule::FrameSchedule(Period period, size_t arena_bytes, size_t lead_bytes)
-    : period_(std::move(period)), arena_bytes_(arena_bytes), lead_bytes_(lead_bytes) {
+    : period_(std::move(period)),
+      lead_bytes_(lead_bytes),
+      segments_{arena_bytes / kBlockAlignment * kBlockAlignment} {
     const size_t items = item_count();
     uses_.resize(items);
     offset_.assign(items, kNoFrame);
@@ -135,6 +137,9 @@ std::optional<FrameSchedule::Load> FrameSchedule::due() {
         const ItemList& items = operation_at(planned_);
         for (; planned_uses_ < items.size(); ++planned_uses_) {
             const uint32_t item = items[planned_uses_];
+            if (planned_ >= extra_until_ && is_extra(item)) {
+                continue;  // It loses its frame before: planned once it has.
+            }
             if (has_frame(item)) {
                 last_use_[item] = std::max(last_use_[item], planned_ + 1);
                 continue;
@@ -167,7 +172,7 @@ std::optional<FrameSchedule::Plan> FrameSchedule::plan_use(uint32_t item, uint64
 
 std::optional<FrameSchedule::Load> FrameSchedule::demand(
     uint32_t item, const std::function<bool(uint32_t)>& is_pinned) {
-    pending_.reset();  // It may have meant the same frames.
+    plan_anew();  // What leaves for it may have been provided for.
     last_use_[item] = std::max(last_use_[item], now_ + 1);
     const std::optional<Plan> found = plan(item, now_, is_pinned);
     return found.has_value() ? std::optional<Load>(found->load) : std::nullopt;
@@ -178,33 +183,10 @@ std::optional<FrameSchedule::Plan> FrameSchedule::plan(
     const size_t need = align_up(item_bytes(item), kBlockAlignment);
     const uint64_t spared = spared_from(time);
     std::optional<Candidate> best;
-    // At the end of each frame, and at the arena's begin: the shortest window that has the room.
-    size_t begin = 0;
-    for (auto first = frames_.cbegin();; ++first) {
-        Candidate window;
-        window.begin = begin;
-        window.first = first;
-        window.last = first;
-        const auto room_end = [&] {
-            return window.last == frames_.cend() ? arena_bytes_ : window.last->first;
-        };
-        while (room_end() < begin + need && window.last != frames_.cend() &&
-               !is_kept(window.last->second)) {
-            const uint32_t leaving = window.last->second;
-            window.spares_all =
-                window.spares_all && (last_use_[leaving] == 0 || last_use_[leaving] < spared);
-            window.soonest_use = std::min(window.soonest_use, planned_next_use(leaving));
-            window.bytes += item_bytes(leaving);
-            ++window.last;
-        }
-        window.room_bytes = room_end() - begin;
-        if (room_end() >= begin + need && (!best.has_value() || window.better_than(*best))) {
-            best = window;
-        }
-        if (first == frames_.cend()) {
-            break;
-        }
-        begin = align_up(first->first + item_bytes(first->second), kBlockAlignment);
+    const size_t count = time < extra_until_ ? segments_.size() : 1;
+    for (size_t i = 0; i < count; ++i) {
+        const size_t begin = i * kSegmentSpan;
+        look_for_window(begin, begin + segments_[i], need, spared, is_kept, &best);
     }
     if (!best.has_value()) {
         return std::nullopt;
@@ -217,6 +199,60 @@ std::optional<FrameSchedule::Plan> FrameSchedule::plan(
     return plan;
 }
 
+/// At `begin`, and at the end of each frame up to `end`: the shortest window that has the room.
+void FrameSchedule::look_for_window(size_t begin, size_t end, size_t need, uint64_t spared,
+                                    const std::function<bool(uint32_t)>& is_kept,
+                                    std::optional<Candidate>* best) {
+    const auto stop = frames_.lower_bound(end);
+    for (auto first = frames_.lower_bound(begin);; ++first) {
+        Candidate window;
+        window.begin = begin;
+        window.first = first;
+        window.last = first;
+        const auto room_end = [&] { return window.last == stop ? end : window.last->first; };
+        while (room_end() < begin + need && window.last != stop && !is_kept(window.last->second)) {
+            const uint32_t leaving = window.last->second;
+            window.spares_all =
+                window.spares_all && (last_use_[leaving] == 0 || last_use_[leaving] < spared);
+            window.soonest_use = std::min(window.soonest_use, planned_next_use(leaving));
+            window.bytes += item_bytes(leaving);
+            ++window.last;
+        }
+        window.room_bytes = room_end() - begin;
+        if (room_end() >= begin + need && (!best->has_value() || window.better_than(**best))) {
+            *best = window;
+        }
+        if (first == stop) {
+            return;
+        }
+        begin = align_up(first->first + item_bytes(first->second), kBlockAlignment);
+    }
+}
+
+size_t FrameSchedule::open_extra(size_t size_bytes, uint64_t until) {
+    segments_.push_back(size_bytes / kBlockAlignment * kBlockAlignment);
+    extra_until_ = until;
+    pending_.reset();
+    return (segments_.size() - 1) * kSegmentSpan;
+}
+
+void FrameSchedule::close_extra() {
+    TS_ASSERT(extra_is_empty());
+    segments_.resize(1);
+    plan_anew();
+}
+
+/// What was provided for is so no more: from what has been done on, everything is planned again.
+void FrameSchedule::plan_anew() {
+    planned_ = done_;
+    planned_uses_ = 0;
+    pending_.reset();
+    std::fill(next_use_.begin(), next_use_.end(), 0);
+    for (uint64_t& last : last_use_) {
+        last = std::min(last, done_);
+    }
+}
+
 void FrameSchedule::left(uint32_t item) {
     TS_ASSERT(has_frame(item));
     frames_.erase(offset_[item]);
@@ -226,6 +262,7 @@ void FrameSchedule::left(uint32_t item) {
 
 void FrameSchedule::entered(uint32_t item, size_t offset) {
     TS_ASSERT(!has_frame(item));
+    TS_ASSERT_EQ(offset % kBlockAlignment, 0u);
     frames_.emplace(offset, item);
     offset_[item] = offset;
     pending_.reset();
@@ -247,8 +284,9 @@ void FrameSchedule::check_invariants() const {
         TS_ASSERT_LE(end, offset);
         TS_ASSERT_EQ(offset_[item], offset);
         end = offset + item_bytes(item);
+        TS_ASSERT_LT(offset / kSegmentSpan, segments_.size());
+        TS_ASSERT_LE(end, offset / kSegmentSpan * kSegmentSpan + segments_[offset / kSegmentSpan]);
     }
-    TS_ASSERT_LE(end, arena_bytes_);
 #endif
 }
 

@@ -36,10 +36,11 @@ struct Period {
 /// Owner: the pager. Lock: the pager's mutex.
 ///
 /// Invariants, checked in debug builds:
-///   1. Frames do not overlap and lie within the arena; `frames_` and `offset_` agree.
+///   1. Frames do not overlap and lie within one segment; `frames_` and `offset_` agree.
 ///   2. now_ <= done_ <= planned_ <= done_ + length, once due() has returned.
 class FrameSchedule {
 public:
+    /// Sizes are rounded down to whole kBlockAlignment.
     FrameSchedule(Period period, size_t arena_bytes, size_t lead_bytes);
 
     /// One load: the items of `leave` go, then `item` comes to `offset`.
@@ -64,6 +65,17 @@ public:
     /// A load for an operator that waits for it, sparing what `is_pinned` says. Nothing: no room.
     std::optional<Load> demand(uint32_t item, const std::function<bool(uint32_t)>& is_pinned);
 
+    /// More frames, in a segment of their own, for uses before the time `until`. Returns where
+    /// their offsets begin.
+    size_t open_extra(size_t size_bytes, uint64_t until);
+    /// The extra segments are no more. Requires: they are empty.
+    void close_extra();
+    bool extra_is_empty() const { return frames_.lower_bound(kSegmentSpan) == frames_.end(); }
+    /// Offsets of one segment; the first is the arena.
+    static constexpr size_t kSegmentSpan = size_t{1} << 44;
+    /// All operations before this time have ended.
+    uint64_t done() const { return done_; }
+
     void left(uint32_t item);
     void entered(uint32_t item, size_t offset);
     /// The item is no more: it leaves its frame, and is loaded no more.
@@ -75,7 +87,6 @@ public:
     size_t item_bytes(uint32_t item) const { return period_.item_bytes[item]; }
     size_t item_count() const { return period_.item_bytes.size(); }
     size_t length() const { return period_.operations.size(); }
-    size_t arena_bytes() const { return arena_bytes_; }
     /// Uses that came where the period has none like it.
     uint64_t strays() const { return strays_; }
 
@@ -98,11 +109,15 @@ private:
     uint64_t spared_from(uint64_t time) const;
     std::optional<Plan> plan(uint32_t item, uint64_t time,
                              const std::function<bool(uint32_t)>& is_kept);
+    bool is_extra(uint32_t item) const { return has_frame(item) && offset_[item] >= kSegmentSpan; }
+    void plan_anew();
     std::optional<Plan> plan_use(uint32_t item, uint64_t time);
+    void look_for_window(size_t begin, size_t end, size_t need, uint64_t spared,
+                         const std::function<bool(uint32_t)>& is_kept,
+                         std::optional<Candidate>* best);
     void check_invariants() const;
 
     Period period_;
-    const size_t arena_bytes_;
     const size_t lead_bytes_;
     std::vector<std::vector<uint32_t>> uses_;  // Of each item: its operations, rising.
     std::vector<uint64_t> bytes_before_;       // Of uses before each operation; one more: in all.
@@ -111,6 +126,8 @@ private:
     std::vector<uint64_t> next_use_;           // Of each item, from planned_ on, once asked for.
     std::vector<bool> removed_;
     std::map<size_t, uint32_t> frames_;  // By offset.
+    std::vector<size_t> segments_;       // Their bytes; the arena's first.
+    uint64_t extra_until_ = 0;           // The others are for uses before this time.
     uint64_t now_ = 0;                   // The operator that began last.
     uint64_t done_ = 0;                  // All before this time have ended.
     uint64_t planned_ = 0;               // All uses before this time, and

@@ -82,6 +82,7 @@ void Pager::add(const StoragePtr& storage) {
         storage->born_step = stats_.steps;
         live_bytes_ += storage->size_bytes();
         live_peak_bytes_ = std::max(live_peak_bytes_, live_bytes_);
+        live_since_use_ = std::max(live_since_use_, live_bytes_);
         largest_bytes_ = std::max(largest_bytes_, storage->size_bytes());
         const bool inserted = table_.emplace(storage->address(), storage).second;
         TS_ASSERT(inserted);
@@ -353,6 +354,14 @@ void Pager::end_use(Pins* pins) noexcept {
     pins->clear();
 }
 
+void Pager::ends_on(Pins* pins, StreamId stream) {
+    MutexLock lock(mutex_);
+    pins->stream = stream;
+    for (const Pin& pin : *pins) {
+        pin.storage->used_by(stream);
+    }
+}
+
 void Pager::note_outputs(const std::vector<void*>& owners, StreamId stream, Pins* pins) {
     MutexLock lock(mutex_);
     for (void* owner : owners) {
@@ -573,6 +582,7 @@ PagerStats Pager::stats() const {
     stats.resident_bytes = map_.bytes();
     if (plan_ != nullptr && plan_->is_laid()) {
         stats.arena_bytes = plan_->arena->size_bytes();
+        stats.extra_bytes = plan_->extra_bytes;
         stats.planned_bytes = plan_->item_bytes;
         stats.strays += plan_->schedule->strays();
     }

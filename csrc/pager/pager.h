@@ -57,10 +57,14 @@ struct PagerStats {
     uint64_t rebuilds = 0;         // Times the device's regions were laid out anew.
     uint64_t steps = 0;
     uint64_t arena_bytes = 0;         // Of device memory, for what the plan loads ahead; now.
+    uint64_t extra_bytes = 0;         // Likewise, for parts of a step; wanted there.
+    uint64_t extra_opened = 0;        // Times that there were such frames.
+    uint64_t beside_bytes = 0;        // Most that the recorded step needed beside what is planned.
     uint64_t planned_bytes = 0;       // Of the storages that the plan moves.
     uint64_t plans = 0;               // Made so far.
     uint64_t loaded_ahead_bytes = 0;  // Copied to the device before anybody waited.
     uint64_t demanded_bytes = 0;      // Planned, but needed earlier than they came.
+    uint64_t extra_gave_way = 0;      // Times that extra frames left earlier than planned.
     uint64_t strays = 0;              // Uses that the plan's step does not have.
 };
 
@@ -120,6 +124,8 @@ public:
     /// Pins what `uses` names, brings in or orders what needs it, notes writes, and adds the pins.
     void begin_use(const std::vector<Use>& uses, StreamId stream, Pins* pins);
     void end_use(Pins* pins) noexcept;
+    /// What is pinned is used on `stream` too, and last of all.
+    void ends_on(Pins* pins, StreamId stream);
     /// Storages an operator made: their owners become known. Pins them when `pins` is given.
     void note_outputs(const std::vector<void*>& owners, StreamId stream, Pins* pins);
     /// A use outside any operator: brings in if possible and pins for as long as it lives, where it
@@ -230,6 +236,11 @@ private:
     void work_on_plan();
     bool lay_arena();
     void note_uses_so_far(const StoragePtr& storage);
+    void manage_extra();
+    bool open_extra(size_t size_bytes, StreamId home, uint64_t until);
+    bool close_extra();
+    void give_back(FrameArena& arena, StreamId home);
+    bool extra_gives_way();
     bool retire_plan();
     void drop_plan() TS_REQUIRES(mutex_);
     bool give_way(size_t size_bytes);
@@ -280,6 +291,7 @@ private:
     uint64_t serials_ TS_GUARDED_BY(mutex_) = 0;
     uint64_t live_bytes_ TS_GUARDED_BY(mutex_) = 0;       // Managed, wherever they are.
     uint64_t live_peak_bytes_ TS_GUARDED_BY(mutex_) = 0;  // In this step.
+    uint64_t live_since_use_ TS_GUARDED_BY(mutex_) = 0;   // Most, since the last traced use.
     std::unique_ptr<FramePlan> plan_ TS_GUARDED_BY(mutex_);
     bool plan_busy_ TS_GUARDED_BY(mutex_) = false;  // A thread carries something of it out.
     std::atomic<bool> has_plan_{false};

@@ -46,7 +46,10 @@ void* Pager::take_block(size_t size_bytes, StreamId stream, Effort effort) {
     if (block != nullptr || effort == Effort::kFreeRoomOnly) {
         return block;
     }
-    return take_block_by_evicting(size_bytes, stream);
+    if (extra_gives_way()) {
+        block = memory_.allocate(size_bytes, stream);
+    }
+    return block != nullptr ? block : take_block_by_evicting(size_bytes, stream);
 }
 
 void* Pager::take_block_by_evicting(size_t size_bytes, StreamId stream) {

@@ -15,21 +15,22 @@ namespace {
 // The first step makes optimizer states; the second is the first that is like all later ones.
 constexpr uint64_t kStepsBeforePlan = 2;
 
-// Memory beside the arena that is not in use at the recorded peak, as a part of the whole: torch's
-// pool fits large blocks between large blocks, and some of it lies between them.
-constexpr uint64_t kMarginPart = 32;
-
-// However much else there is, the arena has this part: a layer ahead is worth more than activations
-// that stay.
-constexpr uint64_t kLeastArenaPart = 12;
+// What must have left for want of room beside the arena in a step, as a part of the budget, before
+// the arena counts as too large.
+constexpr uint64_t kPressedPart = 16;
 
 // Steps that may show the arena to be too large. Each costs a step without a plan, and what presses
 // after them presses whatever the arena's size.
-constexpr int kRefinements = 3;
+constexpr int kRefinements = 2;
 
 // Loads in flight that hide the way: at 50 GB/s it is 15 ms, a few operators' time. More would take
 // frames from what is needed again soon (looking 64 loads ahead instead of 8 cost 17 %).
 constexpr size_t kLeadBytes = 768 * kMiB;
+
+// Extra frames are opened for no less than so many operations, and tried for at each so many
+// boundaries: looking for room walks over all blocks.
+constexpr uint64_t kExtraLasts = 8;
+constexpr int kExtraTries = 8;
 
 // Boundaries that a load is tried at before it is left to demand.
 constexpr int kLoadTries = 16;
@@ -44,7 +45,7 @@ void Pager::note_use(Storage& storage, Pins* pins, UseKind kind) {
     }
     storage.last_operation = pins->operation;
     if (storage.born_step < stats_.steps) {
-        trace_.add(storage.serial, pins->operation);
+        trace_.add({storage.serial, pins->operation, std::exchange(live_since_use_, live_bytes_)});
     }
     if (is_item && plan_ != nullptr && plan_->is_laid()) {
         plan_->schedule->begun(storage.item);
@@ -89,6 +90,7 @@ void Pager::judge_step(bool moved) {
         MutexLock lock(mutex_);
         live_peak_bytes = std::exchange(live_peak_bytes_, live_bytes_);
         std::swap(trace, trace_);
+        trace.end(std::exchange(live_since_use_, live_bytes_));
         const uint64_t pressed_bytes = std::exchange(pressed_out_bytes_, 0);
         if (plan_ != nullptr) {
             if (plan_->is_laid() && !plan_->retiring) {
@@ -109,9 +111,15 @@ void Pager::judge_step(bool moved) {
     const std::vector<Region> regions = memory_.regions(home);
     {
         MutexLock lock(mutex_);
+        if (plan_ != nullptr) {
+            return;  // Another thread's optimizer was faster.
+        }
         plan_ = make_plan(trace, live_peak_bytes, regions);
         if (plan_ == nullptr) {
             return;
+        }
+        for (size_t i = 0; i < plan_->items.size(); ++i) {
+            plan_->items[i]->item = static_cast<uint32_t>(i);
         }
         ++stats_.plans;
         plan_->recorded = trace.uses();
@@ -143,12 +151,17 @@ std::unique_ptr<FramePlan> Pager::make_plan(const StepTrace& trace, uint64_t liv
             by_serial.emplace(storage->serial, storage);
         }
     }
+    const uint64_t through_bytes = live_peak_bytes - bytes_not_planned(live_peak_bytes);
     Period period;
     std::vector<StoragePtr> items;
+    std::vector<uint64_t> beside_bytes;  // Most of it, from each operation to the next.
     std::unordered_map<uint64_t, uint32_t> numbers;
-    uint64_t item_bytes = 0;
     uint64_t operation = 0;
     for (const StepTrace::Use& use : trace.uses()) {
+        const uint64_t beside = use.live_bytes - std::min(use.live_bytes, through_bytes);
+        if (!beside_bytes.empty()) {
+            beside_bytes.back() = std::max(beside_bytes.back(), beside);
+        }
         const auto found = by_serial.find(use.storage);
         if (found == by_serial.end()) {
             continue;
@@ -157,30 +170,28 @@ std::unique_ptr<FramePlan> Pager::make_plan(const StepTrace& trace, uint64_t liv
             numbers.emplace(use.storage, static_cast<uint32_t>(items.size()));
         if (fresh) {
             items.push_back(found->second);
-            const size_t bytes = found->second->size_bytes();
-            period.item_bytes.push_back(bytes);
-            item_bytes += align_up(bytes, kBlockAlignment);
+            period.item_bytes.push_back(found->second->size_bytes());
         }
         if (period.operations.empty() || use.operation != operation) {
             period.operations.emplace_back();
+            beside_bytes.push_back(beside);
             operation = use.operation;
         }
         period.operations.back().push_back(number->second);
     }
+    if (items.empty()) {
+        return nullptr;
+    }
+    beside_bytes.back() = std::max(
+        beside_bytes.back(), trace.tail_bytes() - std::min(trace.tail_bytes(), through_bytes));
     uint64_t usable_bytes = 0;
     for (const Region& region : regions) {
         usable_bytes = std::max<uint64_t>(usable_bytes, region.end - region.begin);
     }
-    const uint64_t taken = bytes_not_planned(live_peak_bytes) + usable_bytes / kMarginPart;
-    uint64_t arena_bytes = usable_bytes > taken ? usable_bytes - taken : 0;
-    arena_bytes = std::max<uint64_t>(arena_bytes, plan_least_bytes());
-    arena_bytes = std::min({arena_bytes, item_bytes, arena_limit_bytes_});
-    if (items.empty() || arena_bytes == 0) {
-        return nullptr;
-    }
-    auto plan = std::make_unique<FramePlan>(std::move(period), arena_bytes, std::move(items));
-    plan->item_bytes = item_bytes;
-    return plan;
+    auto plan = std::make_unique<FramePlan>(std::move(period), std::move(items));
+    plan->choose_sizes(usable_bytes, beside_bytes, arena_limit_bytes_);
+    stats_.beside_bytes = *std::max_element(beside_bytes.begin(), beside_bytes.end());
+    return plan->wanted_bytes == 0 ? nullptr : std::move(plan);
 }
 
 /// What leaves and comes back each step keeps one host block for it: nothing grows later, and
@@ -194,13 +205,8 @@ void Pager::keep_host_blocks() {
         }
         const std::vector<bool> leaves = plan_->who_leaves(kLeadBytes);
         for (size_t i = 0; i < plan_->items.size(); ++i) {
-            const StoragePtr& storage = plan_->items[i];
-            if (storage == nullptr) {
-                continue;
-            }
-            storage->item = static_cast<uint32_t>(i);
-            if (leaves[i]) {
-                leavers.push_back(storage);
+            if (plan_->items[i] != nullptr && leaves[i]) {
+                leavers.push_back(plan_->items[i]);
             }
         }
     }
@@ -244,7 +250,7 @@ void Pager::refine_plan(const StepTrace& trace, uint64_t pressed_bytes) {
         arena_limit_bytes_ = UINT64_MAX;
         return;
     }
-    if (pressed_bytes > memory_.budget_bytes() / 64) {
+    if (pressed_bytes > memory_.budget_bytes() / kPressedPart) {
         shrink_arena(pressed_bytes);
     }
 }
@@ -265,7 +271,9 @@ bool Pager::shrink_arena(uint64_t less_bytes) {
 void Pager::run_plan() {
     {
         MutexLock lock(mutex_);
-        if (plan_ == nullptr || plan_busy_ || !may_move()) {
+        // One that retires may have nothing left to move.
+        const bool can = plan_ != nullptr && (may_move() || plan_->retiring);
+        if (!can || plan_busy_ || capturing() || closed_.load()) {
             return;
         }
         plan_busy_ = true;
@@ -294,8 +302,134 @@ void Pager::work_on_plan() {
     if (retiring) {
         retire_plan();
     } else if (laid || lay_arena()) {
+        manage_extra();
         load_ahead();
     }
+}
+
+/// Extra frames come where the recorded step had the room, and go before it needs it.
+void Pager::manage_extra() {
+    size_t wanted_bytes = 0;
+    StreamId home = 0;
+    uint64_t until = 0;
+    {
+        MutexLock lock(mutex_);
+        const uint64_t now = plan_->schedule->done();
+        if (plan_->extra.empty() || now < plan_->extra_until) {
+            until = plan_->extra_ends(now);
+            const size_t have_bytes = plan_->extra.size() * plan_->segment_bytes;
+            const bool may_open = until > now + kExtraLasts && now >= plan_->extra_again &&
+                                  have_bytes + plan_->segment_bytes <= plan_->extra_bytes;
+            if (!may_open || plan_->extra_tries++ % kExtraTries != 0) {
+                return;
+            }
+            wanted_bytes = plan_->segment_bytes;
+            home = plan_->home;
+        }
+    }
+    if (wanted_bytes == 0) {
+        close_extra();
+        return;
+    }
+    while (open_extra(wanted_bytes, home, until)) {
+    }
+}
+
+/// True: there is one segment more, and room for another in the plan.
+bool Pager::open_extra(size_t size_bytes, StreamId home, uint64_t until) {
+    void* block = take_block(size_bytes, home, Effort::kFreeRoomOnly);
+    if (block == nullptr) {
+        return false;
+    }
+    Event free_from;
+    try {
+        free_from = device_.record(home);
+    } catch (const std::exception&) {
+        memory_.free(block);
+        return false;
+    }
+    MutexLock lock(mutex_);
+    plan_->extra.push_back(std::make_unique<FrameArena>(block, size_bytes));
+    plan_->extra.back()->give(0, size_bytes, {free_from});
+    plan_->extra_until = until;
+    plan_->schedule->open_extra(size_bytes, until);
+    ++stats_.extra_opened;
+    return (plan_->extra.size() + 1) * size_bytes <= plan_->extra_bytes;
+}
+
+/// What is in the extra frames leaves. True: all has, and their memory was given back.
+bool Pager::close_extra() {
+    std::vector<StoragePtr> framed;
+    {
+        MutexLock lock(mutex_);
+        if (plan_->extra.empty()) {
+            return true;
+        }
+        for (const StoragePtr& storage : plan_->items) {
+            if (storage != nullptr && storage->in_frame() &&
+                plan_->schedule->offset(storage->item) >= FrameSchedule::kSegmentSpan) {
+                framed.push_back(storage);
+            }
+        }
+    }
+    bool all = true;
+    for (const StoragePtr& storage : framed) {
+        all = evict(storage) && all;
+    }
+    if (!all) {
+        return false;
+    }
+    std::vector<std::unique_ptr<FrameArena>> extra;
+    StreamId home = 0;
+    {
+        MutexLock lock(mutex_);
+        if (!plan_->schedule->extra_is_empty()) {
+            return false;  // Freed at this moment, on another thread.
+        }
+        extra.swap(plan_->extra);
+        home = plan_->home;
+        plan_->schedule->close_extra();
+    }
+    for (const std::unique_ptr<FrameArena>& segment : extra) {
+        give_back(*segment, home);
+    }
+    return true;
+}
+
+/// The device's pool gets the memory; its stream's later work waits for what still uses it.
+void Pager::give_back(FrameArena& arena, StreamId home) {
+    try {
+        for (const Event& event : arena.take(0, arena.size_bytes())) {
+            device_.wait(home, event);
+        }
+        memory_.free(arena.begin());
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s\n", error.what());  // Only a broken device refuses to wait.
+    }
+}
+
+/// An allocation needs room that extra frames have. True: there may be room now.
+bool Pager::extra_gives_way() {
+    if (!has_plan_.load()) {
+        return false;
+    }
+    {
+        MutexLock lock(mutex_);
+        if (plan_ == nullptr || plan_->extra.empty() || plan_busy_ || moves_of_this_thread() != 0 ||
+            !may_move()) {
+            return false;
+        }
+        plan_busy_ = true;
+        plan_->extra_again = std::max(plan_->extra_until, plan_->schedule->done() + 1);
+        ++stats_.extra_gave_way;
+    }
+    const bool gone = close_extra();
+    {
+        MutexLock lock(mutex_);
+        plan_busy_ = false;
+    }
+    settled_.notify_all();
+    return gone;
 }
 
 /// One block of the device's pool becomes the arena. What is to be loaded leaves first, so that
@@ -323,7 +457,7 @@ bool Pager::lay_arena() {
     }
     void* block = take_block(arena_bytes, home, Effort::kEvict);
     while (block == nullptr && arena_bytes > plan_least_bytes()) {
-        arena_bytes -= arena_bytes / 8;
+        arena_bytes -= align_up(arena_bytes / 8, kBlockAlignment);
         block = take_block(arena_bytes, home, Effort::kEvict);
     }
     Event free_from;
@@ -372,16 +506,13 @@ void Pager::note_uses_so_far(const StoragePtr& storage) {
     }
 }
 
-size_t Pager::plan_least_bytes() const { return memory_.budget_bytes() / kLeastArenaPart; }
+size_t Pager::plan_least_bytes() const { return FramePlan::least_bytes(memory_.budget_bytes()); }
 
 void Pager::drop_plan() {
     for (const StoragePtr& storage : plan_->items) {
         if (storage != nullptr) {
             storage->item = Storage::kNoItem;
         }
-    }
-    if (plan_->is_laid()) {
-        stats_.strays += plan_->schedule->strays();
     }
     plan_.reset();
     has_plan_.store(false);
@@ -405,27 +536,22 @@ bool Pager::retire_plan() {
     if (!all) {
         return false;
     }
-    std::vector<Event> last;
-    void* block = nullptr;
+    if (!close_extra()) {
+        return false;
+    }
+    std::unique_ptr<FrameArena> arena;
     StreamId home = 0;
     {
         MutexLock lock(mutex_);
         if (!plan_->schedule->is_empty()) {
             return false;  // Freed at this moment, on another thread.
         }
-        block = plan_->arena->begin();
-        last = plan_->arena->take(0, plan_->arena->size_bytes());
+        arena = std::move(plan_->arena);
         home = plan_->home;
+        stats_.strays += plan_->schedule->strays();
         drop_plan();
     }
-    try {
-        for (const Event& event : last) {
-            device_.wait(home, event);
-        }
-        memory_.free(block);
-    } catch (const std::exception& error) {
-        std::fprintf(stderr, "%s\n", error.what());  // Only a broken device refuses to wait.
-    }
+    give_back(*arena, home);
     return true;
 }
 
@@ -566,9 +692,9 @@ bool Pager::load_into_frame(const StoragePtr& storage, size_t offset) {
         storage->begin_restore();
         begin_move();
         owner = storage->owner;
-        frame = plan_->arena->at(offset);
+        frame = plan_->frame_at(offset);
         host = storage->host().address;
-        after = plan_->arena->take(offset, storage->size_bytes());
+        after = plan_->take(offset, storage->size_bytes());
     }
     bool moved = false;
     bool failed = false;
@@ -596,7 +722,7 @@ bool Pager::load_into_frame(const StoragePtr& storage, size_t offset) {
     if (!moved) {
         {
             MutexLock lock(mutex_);
-            plan_->arena->give(offset, storage->size_bytes(), std::move(last));
+            plan_->give(offset, storage->size_bytes(), std::move(last));
             if (!held) {
                 forget_later(*storage);
             }
@@ -622,7 +748,7 @@ Event Pager::ready_of(const Storage& storage, std::vector<Event>* after) {
 void Pager::give_frame(Storage& storage, std::vector<Event> events) {
     const size_t offset = plan_->schedule->offset(storage.item);
     plan_->schedule->left(storage.item);
-    plan_->arena->give(offset, storage.size_bytes(), std::move(events));
+    plan_->give(offset, storage.size_bytes(), std::move(events));
 }
 
 /// A planned storage was freed: with it goes its frame, once all that uses it is done.

@@ -15,7 +15,11 @@ from trainstream import errors
 
 
 class EarlyUpdates:
-    """Counts gradients, and updates complete ones on a thread and, on GPUs, a stream of its own.
+    """Counts gradients, and updates complete ones on a thread and, on GPUs, streams of its own.
+
+    Two streams for each device: the first waits for gradients only, the second for updates. So the
+    cores begin with gradients as they come, while a kernel of the updates before, which waits for
+    its turn beside the backward pass, has not ended.
 
     Owner: the optimizer, which it knows weakly. Lock: none; `_counts` belongs to whoever runs
     backward, the queue is thread-safe, and between wait() and the next backward nothing runs.
@@ -31,10 +35,13 @@ class EarlyUpdates:
         self._counts: dict[torch.Tensor, int] = {}
         self._hooks: dict[torch.Tensor, object] = {}
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
-        self._worker: threading.Thread | None = None
+        self._workers: list[threading.Thread] = []  # The last one works.
+        # At the interpreter's end as well: a thread that then wants the GIL is ended in the middle of
+        # C++ code, and the process with it.
+        weakref.finalize(self, _stop, self._queue, self._workers)
         self._pid = 0
         self._fault: BaseException | None = None
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
         self._updated: set[torch.Tensor] = set()
         self._refused: set[torch.Tensor] = set()  # Of these: got one more gradient, and an error.
 
@@ -52,7 +59,6 @@ class EarlyUpdates:
                 self._hooks[param] = param.register_post_accumulate_grad_hook(gradient_done)
 
     def __del__(self):
-        self._queue.put(None)  # Ends the worker.
         for hook in self._hooks.values():
             hook.remove()
 
@@ -73,13 +79,14 @@ class EarlyUpdates:
         Raises:
             What an update raised.
         """
-        if self._worker is not None:
+        if self._workers:
             self._start_worker()  # A forked child has none, but what was queued.
             done = threading.Event()
             self._queue.put(done)
             done.wait()
-        for device, stream in self._streams.items():
-            torch.cuda.current_stream(device).wait_stream(stream)
+        for device, streams in self._streams.items():
+            for stream in streams:
+                torch.cuda.current_stream(device).wait_stream(stream)
         fault, self._fault = self._fault, None
         if fault is not None:
             raise fault
@@ -106,12 +113,13 @@ class EarlyUpdates:
         self._queue.put((settings, place[1], param, grad, event))
 
     def _start_worker(self) -> None:
-        if self._worker is None or self._pid != os.getpid():  # A fork does not copy threads.
+        if not self._workers or self._pid != os.getpid():  # A fork does not copy threads.
             self._pid = os.getpid()
-            self._worker = threading.Thread(
+            worker = threading.Thread(
                 target=_work, args=(self._queue, weakref.ref(self)), daemon=True
             )
-            self._worker.start()
+            self._workers[:] = [worker]
+            worker.start()
 
     def _run(self, items: list[tuple]) -> None:
         optimizer = self._optimizer()
@@ -134,16 +142,24 @@ class EarlyUpdates:
             if device.type != "cuda":
                 optimizer._update(entries, 1.0)
                 continue
-            stream = self._streams.get(device)
-            if stream is None:
-                stream = self._streams[device] = torch.cuda.Stream(device)
-            with torch.cuda.stream(stream):
+            if device not in self._streams:
+                self._streams[device] = torch.cuda.Stream(device), torch.cuda.Stream(device)
+            ready, updated = self._streams[device]
+            with torch.cuda.stream(ready):
                 for *_, event in items:
                     if event is not None:
-                        stream.wait_event(event)
-                optimizer._update(entries, 1.0)
-                for _, _, _, grad in entries:
-                    grad.record_stream(stream)  # Its memory is the backward stream's.
+                        ready.wait_event(event)
+                optimizer._update(entries, 1.0, updated.cuda_stream)
+                for _, _, _, grad in entries:  # Its memory is the backward stream's.
+                    grad.record_stream(ready)
+                    grad.record_stream(updated)
+
+
+def _stop(work: queue.SimpleQueue, workers: list[threading.Thread]) -> None:
+    work.put(None)
+    for worker in workers:
+        if worker is not threading.current_thread() and worker.is_alive():
+            worker.join()
 
 
 def _work(work: queue.SimpleQueue, owner: weakref.ref) -> None:

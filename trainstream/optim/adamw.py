@@ -209,7 +209,12 @@ class _HostOptimizer:
             if tensor.dtype not in PARAM_DTYPES:
                 raise errors.unsupported_dtype(name, tensor.dtype)
 
-    def _update(self, work: list[tuple], grad_scale: float) -> None:
+    def _update(self, work: list[tuple], grad_scale: float, after: int | None = None) -> None:
+        """Updates the parameters of `work`, as _work() lists them.
+
+        `after`: the CUDA stream, as a number, that is to wait for the updates; None: the current
+        one, which must be in order for the gradients either way.
+        """
         extension, steps, copies, hypers = _extension(), [], [], {}
         counters: dict[torch.Tensor, torch.Tensor] = {}
         again = []
@@ -242,7 +247,9 @@ class _HostOptimizer:
             )
         if not steps:
             return
-        share = extension.adamw_step(steps, self.engine, grad_scale, self._settings["seed"])
+        if copies or again:
+            after = None  # Operators on the current stream go on with the results.
+        share = extension.adamw_step(steps, self.engine, grad_scale, self._settings["seed"], after)
         self._share = (self._share[0] + share[0], self._share[1] + share[1])
         for counter in counters.values():  # Not before: what failed was no step.
             counter += 1
