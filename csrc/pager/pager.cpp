@@ -170,14 +170,19 @@ void Pager::free_used_host_block(const Storage& storage) noexcept {
 
 std::vector<Event> Pager::events_of(const std::vector<StreamId>& streams, const Event& ready) {
     std::vector<Event> events;
-    events.reserve(streams.size() + 1);
+    add_events_of(streams, ready, &events);
+    return events;
+}
+
+void Pager::add_events_of(const std::vector<StreamId>& streams, const Event& ready,
+                          std::vector<Event>* events) {
+    events->reserve(events->size() + streams.size() + 1);
     for (const StreamId stream : streams) {
-        events.push_back(device_.record(stream));
+        events->push_back(device_.record(stream));
     }
     if (ready != nullptr) {
-        events.push_back(ready);
+        events->push_back(ready);
     }
-    return events;
 }
 
 void Pager::begin_use(const std::vector<Use>& uses, StreamId stream, Pins* pins) {

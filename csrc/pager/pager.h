@@ -189,7 +189,8 @@ private:
     void drop_host_copies() TS_REQUIRES(mutex_);
     void check_host_copy(const StoragePtr& storage);
     void order_home_after(const std::vector<StreamId>& streams, StreamId home);
-    bool finish_evict(const StoragePtr& storage, void* owner, const HostBlock& host, Event done);
+    bool finish_evict(const StoragePtr& storage, void* owner, const HostBlock& host, Event done,
+                      std::vector<Event> last);
     void abandon_evict(const StoragePtr& storage, bool owner_is_stale);
     bool finish_move_in(const StoragePtr& storage, void* owner, void* block, const Event& done,
                         std::vector<StreamId> synced, bool in_frame) TS_REQUIRES(mutex_);
@@ -210,6 +211,8 @@ private:
     void free_blocks(const StoragePtr& storage) noexcept;
     void free_used_host_block(const Storage& storage) noexcept;
     std::vector<Event> events_of(const std::vector<StreamId>& streams, const Event& ready);
+    void add_events_of(const std::vector<StreamId>& streams, const Event& ready,
+                       std::vector<Event>* events);
     /// Lets go of what was put aside under the lock. Called with it open.
     void sweep() noexcept;
     [[noreturn]] void throw_out_of_memory(size_t size_bytes);
@@ -237,7 +240,7 @@ private:
     bool load_on_demand(const StoragePtr& storage);
     bool carry_out(const FrameSchedule::Load& load);
     bool load_into_frame(const StoragePtr& storage, size_t offset);
-    Event ready_of(const Storage& storage, std::vector<Event>* after);
+    void add_events_before_load(const Storage& storage, std::vector<Event>* after);
     void give_frame(Storage& storage, std::vector<Event> events) TS_REQUIRES(mutex_);
     void free_item(const StoragePtr& storage) noexcept;
     void wait_for_plan(const StoragePtr& storage) TS_REQUIRES(mutex_);

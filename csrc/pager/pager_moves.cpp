@@ -144,7 +144,7 @@ bool Pager::evict(const StoragePtr& storage) {
 
 bool Pager::leave(const StoragePtr& storage, void* owner) {
     std::vector<StreamId> streams;
-    std::vector<Event> after;  // Of a frame: its last uses, whatever came after them.
+    std::vector<Event> after;
     Event ready;
     HostBlock own;
     bool clean = false;
@@ -152,7 +152,7 @@ bool Pager::leave(const StoragePtr& storage, void* owner) {
     {
         MutexLock lock(mutex_);
         streams = storage->streams();
-        after = storage->last_uses();
+        after = storage->last_uses();  // Copies that still read it.
         ready = storage->ready();
         own = storage->host();
         clean = storage->has_host_copy();
@@ -162,10 +162,12 @@ bool Pager::leave(const StoragePtr& storage, void* owner) {
         if (options_.verify) {
             check_host_copy(storage);
         }
-        if (!framed) {
+        if (framed) {
+            add_events_of(streams, ready, &after);
+        } else {
             order_home_after(streams, storage->home());
         }
-        return finish_evict(storage, owner, own, ready);
+        return finish_evict(storage, owner, own, ready, std::move(after));
     }
     const std::optional<HostBlock> host = own ? own : host_block_for(storage->size_bytes());
     if (!host.has_value()) {
@@ -174,11 +176,8 @@ bool Pager::leave(const StoragePtr& storage, void* owner) {
     }
     Event done;
     try {
-        if (framed) {
-            after.push_back(ready);
-        } else {
-            after = events_of(streams, ready);
-        }
+        // All that its streams have, announced or not: a kernel of an extension, a collective.
+        add_events_of(streams, ready, &after);
         done = device_.copy(CopyDirection::kToHost, host->address, storage->device_address(),
                             storage->size_bytes(), after);
         if (!framed) {
@@ -192,7 +191,7 @@ bool Pager::leave(const StoragePtr& storage, void* owner) {
         }
         throw;
     }
-    return finish_evict(storage, owner, *host, std::move(done));
+    return finish_evict(storage, owner, *host, done, {done});
 }
 
 std::optional<HostBlock> Pager::host_block_for(size_t size_bytes) {
@@ -321,8 +320,9 @@ void Pager::check_host_copy(const StoragePtr& storage) {
     host_.free(*twin, {});
 }
 
-bool Pager::finish_evict(const StoragePtr& storage, void* owner, const HostBlock& host,
-                         Event done) {
+/// `done`: what the host block waits for; `last`: what a frame waits for.
+bool Pager::finish_evict(const StoragePtr& storage, void* owner, const HostBlock& host, Event done,
+                         std::vector<Event> last) {
     void* block = nullptr;
     bool framed = false;
     {
@@ -333,8 +333,6 @@ bool Pager::finish_evict(const StoragePtr& storage, void* owner, const HostBlock
         if (!storage->freed && port_.repoint(owner, from, host.address)) {
             table_.erase(from);
             if (framed) {
-                std::vector<Event> last = clean ? storage->last_uses() : std::vector<Event>{};
-                last.push_back(done);
                 give_frame(*storage, std::move(last));
             } else {
                 map_.erase(from);

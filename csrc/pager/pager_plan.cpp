@@ -577,7 +577,7 @@ bool Pager::load_into_frame(const StoragePtr& storage, size_t offset) {
     if (held) {
         Event done;
         try {
-            after.push_back(ready_of(*storage, &after));
+            add_events_before_load(*storage, &after);
             done =
                 device_.copy(CopyDirection::kToDevice, frame, host, storage->size_bytes(), after);
             last = {done};
@@ -612,11 +612,15 @@ bool Pager::load_into_frame(const StoragePtr& storage, size_t offset) {
 }
 
 /// What its bytes in host memory wait for: the copy that brought them, and uses since.
-Event Pager::ready_of(const Storage& storage, std::vector<Event>* after) {
-    MutexLock lock(mutex_);
-    const std::vector<Event> uses = storage.last_uses();
-    after->insert(after->end(), uses.begin(), uses.end());
-    return storage.ready();
+void Pager::add_events_before_load(const Storage& storage, std::vector<Event>* after) {
+    std::vector<StreamId> streams;
+    Event ready;
+    {
+        MutexLock lock(mutex_);
+        streams = storage.streams();
+        ready = storage.ready();
+    }
+    add_events_of(streams, ready, after);
 }
 
 void Pager::give_frame(Storage& storage, std::vector<Event> events) {
@@ -631,8 +635,7 @@ void Pager::free_item(const StoragePtr& storage) noexcept {
     std::vector<Event> events;
     {
         MutexLock lock(mutex_);
-        // An operator that frees what it uses has not ended, so its event is not there yet.
-        streams = storage->pin_count() > 0 ? storage->streams() : storage->recorded();
+        streams = storage->streams();
     }
     try {
         events = events_of(streams, storage->ready());
