@@ -220,7 +220,6 @@ void Pager::pin_entries(const std::vector<Use>& uses, StreamId stream, std::vect
     if (pins->operation == 0) {
         pins->operation = ++operations_;
     }
-    pins->stream = stream;
     for (const Use& use : uses) {
         const StoragePtr storage = settled(use.owner);
         if (storage == nullptr) {
@@ -339,15 +338,15 @@ void Pager::drop_host_copy(Storage& storage) {
 }
 
 void Pager::end_use(Pins* pins) noexcept {
-    if (pins->planned) {
-        end_planned_use(pins);
-    }
     pins->operation = 0;
     if (pins->empty()) {
         return;
     }
     {
         MutexLock lock(mutex_);
+        if (std::exchange(pins->planned, false) && plan_ != nullptr && plan_->is_laid()) {
+            plan_->schedule->ended();
+        }
         for (const Pin& pin : *pins) {
             if (pin.holds_address) {
                 pin.storage->unpin_address();

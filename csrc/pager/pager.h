@@ -83,7 +83,6 @@ struct Pin {
 /// What one outermost operator has pinned.
 struct Pins : std::vector<Pin> {
     uint64_t operation = 0;  // Its number in the trace; 0: none yet.
-    StreamId stream = 0;     // That its last use was announced for.
     bool planned = false;    // Something of it is in the plan.
 };
 
@@ -220,7 +219,6 @@ private:
 
     // The plan: pager_plan.cpp.
     void note_use(Storage& storage, Pins* pins, UseKind kind) TS_REQUIRES(mutex_);
-    void end_planned_use(Pins* pins) noexcept;
     void judge_step(bool moved);
     void refine_plan(const StepTrace& trace, uint64_t pressed_bytes) TS_REQUIRES(mutex_);
     std::unique_ptr<FramePlan> make_plan(const StepTrace& trace, uint64_t live_peak_bytes,
@@ -232,7 +230,6 @@ private:
     void run_plan();
     void work_on_plan();
     bool lay_arena();
-    void note_uses_so_far(const StoragePtr& storage);
     bool retire_plan();
     void drop_plan() TS_REQUIRES(mutex_);
     bool give_way(size_t size_bytes);

@@ -16,9 +16,6 @@ namespace {
 // for all, and the storage is born cold.
 constexpr int kMakeRoomTries = 8;
 
-// Not a stream: the copies, where what still uses a frame is noted by stream.
-constexpr StreamId kCopies = ~StreamId{0};
-
 // Steps in which the host pool grows freely: the first allocates optimizer states, the second is
 // the first that is like all later ones.
 constexpr uint64_t kGrowingSteps = 2;
@@ -144,7 +141,6 @@ bool Pager::evict(const StoragePtr& storage) {
 
 bool Pager::leave(const StoragePtr& storage, void* owner) {
     std::vector<StreamId> streams;
-    std::vector<Event> after;
     Event ready;
     HostBlock own;
     bool clean = false;
@@ -152,7 +148,6 @@ bool Pager::leave(const StoragePtr& storage, void* owner) {
     {
         MutexLock lock(mutex_);
         streams = storage->streams();
-        after = storage->last_uses();  // Copies that still read it.
         ready = storage->ready();
         own = storage->host();
         clean = storage->has_host_copy();
@@ -163,11 +158,10 @@ bool Pager::leave(const StoragePtr& storage, void* owner) {
             check_host_copy(storage);
         }
         if (framed) {
-            add_events_of(streams, ready, &after);
-        } else {
-            order_home_after(streams, storage->home());
+            return finish_evict(storage, owner, own, ready, events_of(streams, ready));
         }
-        return finish_evict(storage, owner, own, ready, std::move(after));
+        order_home_after(streams, storage->home());
+        return finish_evict(storage, owner, own, ready, {});
     }
     const std::optional<HostBlock> host = own ? own : host_block_for(storage->size_bytes());
     if (!host.has_value()) {
@@ -177,7 +171,7 @@ bool Pager::leave(const StoragePtr& storage, void* owner) {
     Event done;
     try {
         // All that its streams have, announced or not: a kernel of an extension, a collective.
-        add_events_of(streams, ready, &after);
+        const std::vector<Event> after = events_of(streams, ready);
         done = device_.copy(CopyDirection::kToHost, host->address, storage->device_address(),
                             storage->size_bytes(), after);
         if (!framed) {
@@ -347,7 +341,7 @@ bool Pager::finish_evict(const StoragePtr& storage, void* owner, const HostBlock
             (clean ? stats_.dropped_bytes : stats_.evicted_bytes) += storage->size_bytes();
             ++stats_.evictions;
         } else if (!clean) {
-            storage->used_until(kCopies, done);  // It still reads the device block.
+            storage->set_ready(done, {});  // It still reads the device block.
             const HostBlock own = storage->give_up_host_block();
             dropped_.emplace_back(own ? own : host, done);
             swept_.store(false);

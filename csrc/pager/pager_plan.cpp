@@ -51,35 +51,6 @@ void Pager::note_use(Storage& storage, Pins* pins, UseKind kind) {
     }
 }
 
-/// One event an operator, not one a storage: all that it uses is free to go once it is done.
-void Pager::end_planned_use(Pins* pins) noexcept {
-    pins->planned = false;
-    Event event;
-    bool known = true;
-    if (!capturing()) {
-        try {
-            event = device_.record(pins->stream);
-        } catch (const std::exception& error) {
-            std::fprintf(stderr, "%s\n", error.what());
-            known = false;
-        }
-    }
-    MutexLock lock(mutex_);
-    for (const Pin& pin : *pins) {
-        if (pin.storage->item == Storage::kNoItem) {
-            continue;
-        }
-        if (!known) {
-            pin.storage->pin_for_good();  // Nobody could say when its frame is free.
-        } else if (!capturing()) {
-            pin.storage->used_until(pins->stream, event);
-        }
-    }
-    if (plan_ != nullptr && plan_->is_laid()) {
-        plan_->schedule->ended();
-    }
-}
-
 /// Called at the end of each optimizer step, with nothing held.
 void Pager::judge_step(bool moved) {
     StreamId home = 0;
@@ -312,9 +283,7 @@ bool Pager::lay_arena() {
     for (const StoragePtr& storage : items) {
         if (storage != nullptr) {
             home = storage->home();
-            if (!evict(storage)) {
-                note_uses_so_far(storage);
-            }
+            evict(storage);
         }
     }
     // At the low end of what is then one free part, so that it leaves the rest whole.
@@ -345,31 +314,6 @@ bool Pager::lay_arena() {
     plan_->lay(block, arena_bytes, kLeadBytes);
     plan_->arena->give(0, arena_bytes, {free_from});
     return true;
-}
-
-/// Cold already: operators that used it in place were not yet followed one by one.
-void Pager::note_uses_so_far(const StoragePtr& storage) {
-    std::vector<StreamId> streams;
-    {
-        MutexLock lock(mutex_);
-        streams = storage->streams();
-    }
-    for (const StreamId stream : streams) {
-        Event event;
-        bool known = true;
-        try {
-            event = device_.record(stream);
-        } catch (const std::exception& error) {
-            std::fprintf(stderr, "%s\n", error.what());
-            known = false;
-        }
-        MutexLock lock(mutex_);
-        if (known) {
-            storage->used_until(stream, event);
-        } else {
-            storage->pin_for_good();  // Nobody could say when it may be read.
-        }
-    }
 }
 
 size_t Pager::plan_least_bytes() const { return memory_.budget_bytes() / kLeastArenaPart; }
@@ -646,8 +590,6 @@ void Pager::free_item(const StoragePtr& storage) noexcept {
     if (plan_ == nullptr || storage->item == Storage::kNoItem) {
         return;
     }
-    const std::vector<Event> uses = storage->last_uses();
-    events.insert(events.end(), uses.begin(), uses.end());
     if (plan_->is_laid()) {
         if (storage->in_frame()) {
             give_frame(*storage, std::move(events));

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "device/device.h"
@@ -112,11 +111,6 @@ public:
     /// The event that `stream` has yet to wait for; null: none. Counts `stream` as synced.
     Event take_wait(StreamId stream);
 
-    /// An operator on `stream` that used it reaches `event` when it is done. Only for what is
-    /// planned: a load ahead must wait for this, not for all that the stream has been given since.
-    void used_until(StreamId stream, Event event);
-    std::vector<Event> last_uses() const;
-
     // Coldness, in ticks of the pager's clock (one a use).
     void touch(uint64_t now);
     /// The higher, the longer it should stay: the last use, plus one usual interval for a storage
@@ -154,7 +148,6 @@ private:
     std::vector<StreamId> recorded_;
     Event ready_;
     std::vector<StreamId> synced_;
-    std::vector<std::pair<StreamId, Event>> last_uses_;  // Since the last move; one a stream.
     uint64_t last_use_ = 0;
     uint64_t interval_ = 0;
 };
