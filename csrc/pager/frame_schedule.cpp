@@ -46,6 +46,7 @@ FrameSchedule::FrameSchedule(Period period, size_t arena_bytes, size_t lead_byte
     last_use_.assign(items, 0);
     next_use_.assign(items, 0);
     removed_.assign(items, false);
+    fixed_.assign(items, false);
     bytes_before_.push_back(0);
     for (uint32_t i = 0; i < length(); ++i) {
         uint64_t bytes = bytes_before_.back();
@@ -160,7 +161,7 @@ void FrameSchedule::skip() {
 /// What the same operator uses stays, loaded for it already or about to be.
 std::optional<FrameSchedule::Plan> FrameSchedule::plan_use(uint32_t item, uint64_t time) {
     const ItemList& together = operation_at(time);
-    return removed_[item] ? std::nullopt : plan(item, time, [&](uint32_t other) {
+    return removed_[item] || fixed_[item] ? std::nullopt : plan(item, time, [&](uint32_t other) {
         return std::find(together.begin(), together.end(), other) != together.end();
     });
 }
@@ -189,7 +190,7 @@ std::optional<FrameSchedule::Plan> FrameSchedule::plan(
             return window.last == frames_.cend() ? arena_bytes_ : window.last->first;
         };
         while (room_end() < begin + need && window.last != frames_.cend() &&
-               !is_kept(window.last->second)) {
+               !fixed_[window.last->second] && !is_kept(window.last->second)) {
             const uint32_t leaving = window.last->second;
             window.spares_all =
                 window.spares_all && (last_use_[leaving] == 0 || last_use_[leaving] < spared);
@@ -237,6 +238,11 @@ void FrameSchedule::remove(uint32_t item) {
         left(item);
     }
     removed_[item] = true;
+    pending_.reset();
+}
+
+void FrameSchedule::fix(uint32_t item) {
+    fixed_[item] = true;
     pending_.reset();
 }
 

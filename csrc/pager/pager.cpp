@@ -131,9 +131,6 @@ bool Pager::free(void* address) noexcept {
 }
 
 void Pager::free_blocks(const StoragePtr& storage) noexcept {
-    if (storage->item != Storage::kNoItem) {
-        free_item(storage);
-    }
     if (storage->device_address() != nullptr && !storage->in_frame()) {
         try {
             for (const StreamId stream : storage->recorded()) {
@@ -144,6 +141,21 @@ void Pager::free_blocks(const StoragePtr& storage) noexcept {
             say_lost(error);
         }
     }
+    const bool is_cold = storage->residency() != Residency::kResident;
+    if ((is_cold || storage->in_frame()) && capturing()) {
+        MutexLock lock(mutex_);
+        deferred_.push_back(storage);
+        swept_.store(false);
+        return;
+    }
+    free_used_blocks(storage);
+}
+
+/// The frame and the host block: what may still be used is known only from events.
+void Pager::free_used_blocks(const StoragePtr& storage) noexcept {
+    if (has_plan_.load()) {
+        free_item(storage);
+    }
     if (storage->host().address == nullptr) {
         return;
     }
@@ -151,18 +163,8 @@ void Pager::free_blocks(const StoragePtr& storage) noexcept {
         host_.free(storage->host(), {storage->ready()});  // Only its copy to the device reads it.
         return;
     }
-    if (capturing()) {
-        MutexLock lock(mutex_);
-        deferred_.push_back(storage);
-        swept_.store(false);
-        return;
-    }
-    free_used_host_block(*storage);
-}
-
-void Pager::free_used_host_block(const Storage& storage) noexcept {
     try {
-        host_.free(storage.host(), events_of(storage.streams(), storage.ready()));
+        host_.free(storage->host(), events_of(storage->streams(), storage->ready()));
     } catch (const std::exception& error) {
         say_lost(error);
     }
@@ -296,7 +298,7 @@ void Pager::settle(const Entry& entry, StreamId stream, Pin* pin, std::vector<Ev
         stats_.in_place_bytes += storage.size_bytes();
     }
     if (capturing()) {
-        storage.pin_for_good();  // A replay will use this address, and may write.
+        fix(storage);  // A replay will use this address, and may write.
         drop_host_copy(storage);
         // No outside event may be waited for inside a capture. torch synchronizes before one, but a
         // load may have started since: the host waits, which a capture allows.
@@ -369,7 +371,7 @@ void Pager::note_outputs(const std::vector<void*>& owners, StreamId stream, Pins
         storage->used_by(stream);
         storage->touch(clock_);
         if (capturing()) {
-            storage->pin_for_good();
+            fix(*storage);
         }
         if (pins != nullptr) {
             storage->pin();
@@ -380,12 +382,15 @@ void Pager::note_outputs(const std::vector<void*>& owners, StreamId stream, Pins
 }
 
 void Pager::pin_for_good(void* owner, StreamId stream) {
+    if (has_plan_.load()) {
+        take_out_of_plan(owner);
+    }
     Pins pins;
     begin_use({{owner, /*writes=*/true, UseKind::kBringIn}}, stream, &pins);
     {
         MutexLock lock(mutex_);
         for (const Pin& pin : pins) {
-            pin.storage->pin_for_good();
+            fix(*pin.storage);
         }
     }
     end_use(&pins);
@@ -545,7 +550,7 @@ void Pager::sweep() noexcept {
         host_.free(block, {event});
     }
     for (const StoragePtr& storage : deferred) {
-        free_used_host_block(*storage);
+        free_used_blocks(storage);
     }
 }
 

@@ -208,7 +208,7 @@ private:
     void drop_host_copy(Storage& storage) TS_REQUIRES(mutex_);
     void forget_later(Storage& storage) TS_REQUIRES(mutex_);
     void free_blocks(const StoragePtr& storage) noexcept;
-    void free_used_host_block(const Storage& storage) noexcept;
+    void free_used_blocks(const StoragePtr& storage) noexcept;
     std::vector<Event> events_of(const std::vector<StreamId>& streams, const Event& ready);
     void add_events_of(const std::vector<StreamId>& streams, const Event& ready,
                        std::vector<Event>* events);
@@ -230,6 +230,7 @@ private:
     void run_plan();
     void work_on_plan();
     bool lay_arena();
+    void* take_arena(size_t* size_bytes, StreamId home, Event* free_from) noexcept;
     bool retire_plan();
     void drop_plan() TS_REQUIRES(mutex_);
     bool give_way(size_t size_bytes);
@@ -241,7 +242,18 @@ private:
     void give_frame(Storage& storage, std::vector<Event> events) TS_REQUIRES(mutex_);
     void free_item(const StoragePtr& storage) noexcept;
     void wait_for_plan(const StoragePtr& storage) TS_REQUIRES(mutex_);
+    void fix(Storage& storage) TS_REQUIRES(mutex_);
+    void forget_item(Storage& storage) TS_REQUIRES(mutex_);
+    void take_out_of_plan(void* owner);
     static int moves_of_this_thread();
+
+    // One thread at a time carries out something of the plan.
+    void begin_turn() TS_REQUIRES(mutex_);
+    void end_turn() noexcept;
+    struct TurnEnd {
+        Pager& pager;
+        ~TurnEnd() { pager.end_turn(); }
+    };
 
     Device& device_;
     DeviceMemory& memory_;
@@ -258,7 +270,7 @@ private:
     // Owners and blocks to let go of once the lock is open.
     std::vector<void*> forgotten_ TS_GUARDED_BY(mutex_);
     std::vector<std::pair<HostBlock, Event>> dropped_ TS_GUARDED_BY(mutex_);
-    // Freed during a capture, when no event can be recorded: their blocks wait for its end.
+    // Freed during a capture, when no event can be recorded: what they have waits for its end.
     std::vector<StoragePtr> deferred_ TS_GUARDED_BY(mutex_);
     std::atomic<bool> swept_{true};  // False: there is something for sweep().
 

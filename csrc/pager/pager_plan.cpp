@@ -34,6 +34,9 @@ constexpr size_t kLeadBytes = 768 * kMiB;
 // Boundaries that a load is tried at before it is left to demand.
 constexpr int kLoadTries = 16;
 
+/// This thread carries out something of a plan, of whichever pager.
+thread_local bool t_has_turn = false;
+
 }  // namespace
 
 void Pager::note_use(Storage& storage, Pins* pins, UseKind kind) {
@@ -87,6 +90,10 @@ void Pager::judge_step(bool moved) {
         ++stats_.plans;
         plan_->recorded = trace.uses();
         last_step_ = trace.uses();
+        // Before the lock is open: another thread may lay the arena out, or free one of them.
+        for (size_t i = 0; i < plan_->items.size(); ++i) {
+            plan_->items[i]->item = static_cast<uint32_t>(i);
+        }
         has_plan_.store(true);
     }
     keep_host_blocks();
@@ -166,11 +173,7 @@ void Pager::keep_host_blocks() {
         const std::vector<bool> leaves = plan_->who_leaves(kLeadBytes);
         for (size_t i = 0; i < plan_->items.size(); ++i) {
             const StoragePtr& storage = plan_->items[i];
-            if (storage == nullptr) {
-                continue;
-            }
-            storage->item = static_cast<uint32_t>(i);
-            if (leaves[i]) {
+            if (storage != nullptr && leaves[i]) {
                 leavers.push_back(storage);
             }
         }
@@ -239,15 +242,27 @@ void Pager::run_plan() {
         if (plan_ == nullptr || plan_busy_ || !may_move()) {
             return;
         }
-        plan_busy_ = true;
+        begin_turn();
     }
-    work_on_plan();
+    {
+        const TurnEnd end{*this};
+        work_on_plan();
+    }
+    sweep();
+}
+
+void Pager::begin_turn() {
+    plan_busy_ = true;
+    t_has_turn = true;
+}
+
+void Pager::end_turn() noexcept {
+    t_has_turn = false;
     {
         MutexLock lock(mutex_);
         plan_busy_ = false;
     }
     settled_.notify_all();
-    sweep();
 }
 
 void Pager::work_on_plan() {
@@ -290,20 +305,8 @@ bool Pager::lay_arena() {
     for (const StoragePtr& storage : movable()) {
         evict(storage);
     }
-    void* block = take_block(arena_bytes, home, Effort::kEvict);
-    while (block == nullptr && arena_bytes > plan_least_bytes()) {
-        arena_bytes -= arena_bytes / 8;
-        block = take_block(arena_bytes, home, Effort::kEvict);
-    }
     Event free_from;
-    try {
-        if (block != nullptr && !capturing()) {
-            free_from = device_.record(home);
-        }
-    } catch (const std::exception&) {
-        memory_.free(block);
-        block = nullptr;
-    }
+    void* block = take_arena(&arena_bytes, home, &free_from);
     MutexLock lock(mutex_);
     pressed_out_bytes_ = 0;
     if (block == nullptr) {
@@ -312,8 +315,39 @@ bool Pager::lay_arena() {
     }
     plan_->home = home;
     plan_->lay(block, arena_bytes, kLeadBytes);
+    for (const StoragePtr& storage : plan_->items) {
+        if (storage != nullptr && storage->pinned_for_good()) {
+            plan_->schedule->fix(storage->item);
+        }
+    }
     plan_->arena->give(0, arena_bytes, {free_from});
     return true;
+}
+
+/// Null: there is no room, or nobody could say when it is free. What a device refuses beside the
+/// plan must not end here: this is no operator's work.
+void* Pager::take_arena(size_t* size_bytes, StreamId home, Event* free_from) noexcept {
+    void* block = nullptr;
+    try {
+        block = take_block(*size_bytes, home, Effort::kEvict);
+        while (block == nullptr && *size_bytes > plan_least_bytes()) {
+            *size_bytes -= *size_bytes / 8;
+            block = take_block(*size_bytes, home, Effort::kEvict);
+        }
+        if (block == nullptr) {
+            return nullptr;
+        }
+        if (!capturing()) {
+            *free_from = device_.record(home);
+            return block;
+        }
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s\n", error.what());
+    }
+    if (block != nullptr) {
+        memory_.free(block);
+    }
+    return nullptr;
 }
 
 size_t Pager::plan_least_bytes() const { return memory_.budget_bytes() / kLeastArenaPart; }
@@ -337,9 +371,15 @@ bool Pager::retire_plan() {
     {
         MutexLock lock(mutex_);
         for (const StoragePtr& storage : plan_->items) {
-            if (storage != nullptr && storage->in_frame()) {
-                framed.push_back(storage);
+            if (storage == nullptr || !storage->in_frame()) {
+                continue;
             }
+            if (storage->pinned_for_good() && !storage->freed) {
+                plan_->retiring = false;  // The arena cannot go, so it had better be used.
+                refinements_ = kRefinements;
+                return false;
+            }
+            framed.push_back(storage);
         }
     }
     bool all = true;
@@ -393,15 +433,10 @@ bool Pager::give_way(size_t size_bytes) {
         if (!shrink_arena(pressed_out_bytes_)) {
             return false;
         }
-        plan_busy_ = true;
+        begin_turn();
     }
-    const bool gone = retire_plan();
-    {
-        MutexLock lock(mutex_);
-        plan_busy_ = false;
-    }
-    settled_.notify_all();
-    return gone;
+    const TurnEnd end{*this};
+    return retire_plan();
 }
 
 void Pager::load_ahead() {
@@ -435,8 +470,8 @@ bool Pager::load_on_demand(const StoragePtr& storage) {
     std::optional<FrameSchedule::Load> load;
     {
         MutexLock lock(mutex_);
-        if (storage->item == Storage::kNoItem) {
-            return false;
+        if (storage->item == Storage::kNoItem || t_has_turn) {
+            return false;  // With the turn: what this thread let go of ran operators of its own.
         }
         while (plan_busy_ || storage->in_transition()) {
             wait_for_plan(storage);
@@ -456,15 +491,12 @@ bool Pager::load_on_demand(const StoragePtr& storage) {
         if (!load.has_value()) {
             return false;
         }
-        plan_busy_ = true;
+        begin_turn();
     }
+    const TurnEnd end{*this};
     const bool done = carry_out(*load);
-    {
-        MutexLock lock(mutex_);
-        plan_busy_ = false;
-        stats_.demanded_bytes += done ? storage->size_bytes() : 0;
-    }
-    settled_.notify_all();
+    MutexLock lock(mutex_);
+    stats_.demanded_bytes += done ? storage->size_bytes() : 0;
     return done;
 }
 
@@ -504,7 +536,8 @@ bool Pager::load_into_frame(const StoragePtr& storage, size_t offset) {
     std::vector<Event> after;
     {
         MutexLock lock(mutex_);
-        if (!storage->may_come_in() || storage->freed || storage->owner == nullptr || !may_move()) {
+        const bool can = storage->may_come_in() && !storage->freed && storage->owner != nullptr;
+        if (!can || storage->item == Storage::kNoItem || !may_move()) {
             return false;
         }
         storage->begin_restore();
@@ -567,37 +600,69 @@ void Pager::add_events_before_load(const Storage& storage, std::vector<Event>* a
     add_events_of(streams, ready, after);
 }
 
+void Pager::fix(Storage& storage) {
+    storage.pin_for_good();
+    if (storage.item != Storage::kNoItem && plan_ != nullptr && plan_->is_laid()) {
+        plan_->schedule->fix(storage.item);
+    }
+}
+
+/// An address that is about to be given away for good had better not be a frame's: the arena could
+/// never be given back. It stays one if an operator uses it now.
+void Pager::take_out_of_plan(void* owner) {
+    StoragePtr storage;
+    bool framed = false;
+    {
+        MutexLock lock(mutex_);
+        storage = settled(owner);
+        if (storage == nullptr || storage->item == Storage::kNoItem) {
+            return;
+        }
+        framed = storage->in_frame();
+    }
+    if (framed) {
+        evict(storage);
+    }
+    MutexLock lock(mutex_);
+    if (storage->item != Storage::kNoItem && !storage->in_frame() && !storage->in_transition()) {
+        forget_item(*storage);
+    }
+}
+
 void Pager::give_frame(Storage& storage, std::vector<Event> events) {
     const size_t offset = plan_->schedule->offset(storage.item);
     plan_->schedule->left(storage.item);
     plan_->arena->give(offset, storage.size_bytes(), std::move(events));
 }
 
+/// It is no part of the plan any more, and in none of its frames.
+void Pager::forget_item(Storage& storage) {
+    if (plan_->is_laid()) {
+        plan_->schedule->remove(storage.item);
+    }
+    plan_->items[storage.item] = nullptr;
+    storage.item = Storage::kNoItem;
+}
+
 /// A planned storage was freed: with it goes its frame, once all that uses it is done.
 void Pager::free_item(const StoragePtr& storage) noexcept {
-    std::vector<StreamId> streams;
     std::vector<Event> events;
-    {
-        MutexLock lock(mutex_);
-        streams = storage->streams();
-    }
     try {
-        events = events_of(streams, storage->ready());
+        if (storage->in_frame()) {
+            events = events_of(storage->streams(), storage->ready());
+        }
     } catch (const std::exception& error) {
         std::fprintf(stderr, "%s\n", error.what());
+        return;  // Nobody could say when its frame is free.
     }
     MutexLock lock(mutex_);
-    if (plan_ == nullptr || storage->item == Storage::kNoItem) {
+    if (storage->item == Storage::kNoItem) {
         return;
     }
-    if (plan_->is_laid()) {
-        if (storage->in_frame()) {
-            give_frame(*storage, std::move(events));
-        }
-        plan_->schedule->remove(storage->item);
+    if (storage->in_frame()) {
+        give_frame(*storage, std::move(events));
     }
-    plan_->items[storage->item] = nullptr;
-    storage->item = Storage::kNoItem;
+    forget_item(*storage);
     plan_->freed_bytes += storage->size_bytes();
     if (plan_->freed_bytes > plan_->item_bytes / 2) {
         plan_->retiring = true;  // The model that it was made for is going away.
