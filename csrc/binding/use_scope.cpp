@@ -13,7 +13,7 @@ UseScope::~UseScope() {
     }
 }
 
-void UseScope::add(const at::Tensor& tensor, bool writes, UseKind kind) {
+void UseScope::add(const at::Tensor& tensor, bool writes, UseKind kind, bool unseen) {
     if (PagerRegistry::instance().forked()) {
         return;  // Nothing moves in a child.
     }
@@ -23,7 +23,7 @@ void UseScope::add(const at::Tensor& tensor, bool writes, UseKind kind) {
         if (group == groups_.end()) {
             group = groups_.insert(groups_.end(), {&pager, {}, {}});
         }
-        group->uses.push_back({storage, writes, kind});
+        group->uses.push_back({storage, writes, kind, unseen});
     });
 }
 

@@ -21,7 +21,8 @@ public:
     UseScope(const UseScope&) = delete;
     UseScope& operator=(const UseScope&) = delete;
 
-    void add(const at::Tensor& tensor, bool writes, UseKind kind = UseKind::kInPlace);
+    void add(const at::Tensor& tensor, bool writes, UseKind kind = UseKind::kInPlace,
+             bool unseen = false);
     void begin();
 
 private:

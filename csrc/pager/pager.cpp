@@ -228,7 +228,7 @@ void Pager::pin_entries(const std::vector<Use>& uses, StreamId stream, std::vect
             continue;
         }
         note_owner(storage, use.owner);
-        note_use(*storage, pins, use.kind);
+        note_use(*storage, pins, use);
         if (storage->ticket == ticket) {
             Entry& entry = (*entries)[storage->ticket_slot];
             entry.kind = std::max(entry.kind, use.kind);

@@ -91,6 +91,9 @@ struct Use {
     void* owner = nullptr;
     bool writes = false;
     UseKind kind = UseKind::kMetadata;
+    /// Kernels that nobody announces may follow, until the step ends: an optimizer's that is none
+    /// of torch's, those of a Python function and of its backward pass.
+    bool unseen = false;
 };
 
 /// Owner: the allocator, one for each device; lives as long as the process.
@@ -218,12 +221,15 @@ private:
     void start_watching();
 
     // The plan: pager_plan.cpp.
-    void note_use(Storage& storage, Pins* pins, UseKind kind) TS_REQUIRES(mutex_);
+    void note_use(Storage& storage, Pins* pins, const Use& use) TS_REQUIRES(mutex_);
+    bool can_be_planned(const Storage& storage) const TS_REQUIRES(mutex_);
+    bool is_used_unseen(const Storage& storage) const TS_REQUIRES(mutex_);
     void judge_step(bool moved);
     void refine_plan(const StepTrace& trace, uint64_t pressed_bytes) TS_REQUIRES(mutex_);
     std::unique_ptr<FramePlan> make_plan(const StepTrace& trace, uint64_t live_peak_bytes,
                                          const std::vector<Region>& regions) TS_REQUIRES(mutex_);
     uint64_t bytes_not_planned(uint64_t live_peak_bytes) const TS_REQUIRES(mutex_);
+    std::optional<StreamId> home_of(const StepTrace& trace) const TS_REQUIRES(mutex_);
     bool shrink_arena(uint64_t less_bytes) TS_REQUIRES(mutex_);
     size_t plan_least_bytes() const;
     void keep_host_blocks();

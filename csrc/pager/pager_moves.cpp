@@ -145,8 +145,10 @@ bool Pager::leave(const StoragePtr& storage, void* owner) {
     HostBlock own;
     bool clean = false;
     bool framed = false;
+    bool unseen = false;
     {
         MutexLock lock(mutex_);
+        unseen = is_used_unseen(*storage);
         streams = storage->streams();
         ready = storage->ready();
         own = storage->host();
@@ -174,7 +176,7 @@ bool Pager::leave(const StoragePtr& storage, void* owner) {
         const std::vector<Event> after = events_of(streams, ready);
         done = device_.copy(CopyDirection::kToHost, host->address, storage->device_address(),
                             storage->size_bytes(), after);
-        if (!framed) {
+        if (!framed || unseen) {
             // The block may be taken again by work on its own stream as soon as this returns.
             device_.wait(storage->home(), done);
         }

@@ -39,10 +39,16 @@ thread_local bool t_has_turn = false;
 
 }  // namespace
 
-void Pager::note_use(Storage& storage, Pins* pins, UseKind kind) {
+void Pager::note_use(Storage& storage, Pins* pins, const Use& use) {
     const bool is_item = storage.item != Storage::kNoItem;
     pins->planned = pins->planned || is_item;
-    if (kind < UseKind::kOnce || storage.last_operation == pins->operation) {
+    if (use.unseen) {
+        storage.unseen_step = stats_.steps + 1;
+        if (is_item && plan_->is_laid()) {
+            plan_->schedule->fix(storage.item);
+        }
+    }
+    if (use.kind < UseKind::kOnce || storage.last_operation == pins->operation) {
         return;
     }
     storage.last_operation = pins->operation;
@@ -54,9 +60,21 @@ void Pager::note_use(Storage& storage, Pins* pins, UseKind kind) {
     }
 }
 
+/// In this step or the last one. No stream waits for a load or for what left a frame until an
+/// operator names the storage, so such a kernel might find bytes that are still on their way. What
+/// is moved on demand is in order for its home stream at once.
+bool Pager::is_used_unseen(const Storage& storage) const {
+    return storage.unseen_step != 0 && storage.unseen_step >= stats_.steps;
+}
+
+bool Pager::can_be_planned(const Storage& storage) const {
+    return storage.owner != nullptr && !storage.pinned_for_good() && !is_used_unseen(storage) &&
+           storage.born_step + 1 < stats_.steps;
+}
+
 /// Called at the end of each optimizer step, with nothing held.
 void Pager::judge_step(bool moved) {
-    StreamId home = 0;
+    std::optional<StreamId> home;
     StepTrace trace;
     uint64_t live_peak_bytes = 0;
     {
@@ -76,11 +94,12 @@ void Pager::judge_step(bool moved) {
         if (!may_plan || trace.uses().empty()) {
             return;
         }
-        for (const auto& [address, storage] : table_) {
-            home = storage->serial == trace.uses().front().storage ? storage->home() : home;
+        home = home_of(trace);
+        if (!home.has_value()) {
+            return;
         }
     }
-    const std::vector<Region> regions = memory_.regions(home);
+    const std::vector<Region> regions = memory_.regions(*home);
     {
         MutexLock lock(mutex_);
         plan_ = make_plan(trace, live_peak_bytes, regions);
@@ -88,6 +107,7 @@ void Pager::judge_step(bool moved) {
             return;
         }
         ++stats_.plans;
+        plan_->home = *home;
         plan_->recorded = trace.uses();
         last_step_ = trace.uses();
         // Before the lock is open: another thread may lay the arena out, or free one of them.
@@ -99,13 +119,27 @@ void Pager::judge_step(bool moved) {
     keep_host_blocks();
 }
 
+/// Whose pool the arena is to be from: that of the first storage of the step that still lives.
+std::optional<StreamId> Pager::home_of(const StepTrace& trace) const {
+    std::unordered_map<uint64_t, StreamId> homes;
+    for (const auto& [address, storage] : table_) {
+        homes.emplace(storage->serial, storage->home());
+    }
+    for (const StepTrace::Use& use : trace.uses()) {
+        const auto found = homes.find(use.storage);
+        if (found != homes.end()) {
+            return found->second;
+        }
+    }
+    return std::nullopt;
+}
+
 /// What a step needs on the device beside the items of a plan: all that lives at its peak, less
 /// what lived through all of it and can move.
 uint64_t Pager::bytes_not_planned(uint64_t live_peak_bytes) const {
     uint64_t through_bytes = 0;
     for (const auto& [address, storage] : table_) {
-        const bool can_move = storage->owner != nullptr && !storage->pinned_for_good();
-        if (storage->born_step + 1 < stats_.steps && can_move) {
+        if (can_be_planned(*storage)) {
             through_bytes += storage->size_bytes();
         }
     }
@@ -116,8 +150,7 @@ std::unique_ptr<FramePlan> Pager::make_plan(const StepTrace& trace, uint64_t liv
                                             const std::vector<Region>& regions) {
     std::unordered_map<uint64_t, StoragePtr> by_serial;
     for (const auto& [address, storage] : table_) {
-        const bool can_move = storage->owner != nullptr && !storage->pinned_for_good();
-        if (can_move && storage->born_step + 1 < stats_.steps) {
+        if (can_be_planned(*storage)) {
             by_serial.emplace(storage->serial, storage);
         }
     }
@@ -294,10 +327,10 @@ bool Pager::lay_arena() {
         MutexLock lock(mutex_);
         items = plan_->items;
         arena_bytes = plan_->wanted_bytes;
+        home = plan_->home;
     }
     for (const StoragePtr& storage : items) {
         if (storage != nullptr) {
-            home = storage->home();
             evict(storage);
         }
     }
@@ -313,10 +346,9 @@ bool Pager::lay_arena() {
         drop_plan();
         return false;
     }
-    plan_->home = home;
     plan_->lay(block, arena_bytes, kLeadBytes);
     for (const StoragePtr& storage : plan_->items) {
-        if (storage != nullptr && storage->pinned_for_good()) {
+        if (storage != nullptr && (storage->pinned_for_good() || is_used_unseen(*storage))) {
             plan_->schedule->fix(storage->item);
         }
     }
@@ -480,7 +512,8 @@ bool Pager::load_on_demand(const StoragePtr& storage) {
             return true;  // It came meanwhile.
         }
         const bool can = plan_ != nullptr && plan_->is_laid() && !plan_->retiring && may_move() &&
-                         storage->item != Storage::kNoItem && storage->may_come_in();
+                         storage->item != Storage::kNoItem && storage->may_come_in() &&
+                         !is_used_unseen(*storage);
         if (!can || storage->freed) {
             return false;
         }
@@ -625,6 +658,7 @@ void Pager::take_out_of_plan(void* owner) {
     }
     MutexLock lock(mutex_);
     if (storage->item != Storage::kNoItem && !storage->in_frame() && !storage->in_transition()) {
+        plan_->item_bytes -= align_up(storage->size_bytes(), kBlockAlignment);
         forget_item(*storage);
     }
 }
@@ -642,6 +676,9 @@ void Pager::forget_item(Storage& storage) {
     }
     plan_->items[storage.item] = nullptr;
     storage.item = Storage::kNoItem;
+    if (plan_->freed_bytes > plan_->item_bytes / 2 || plan_->item_bytes == 0) {
+        plan_->retiring = true;  // The model that it was made for is going away.
+    }
 }
 
 /// A planned storage was freed: with it goes its frame, once all that uses it is done.
@@ -662,11 +699,8 @@ void Pager::free_item(const StoragePtr& storage) noexcept {
     if (storage->in_frame()) {
         give_frame(*storage, std::move(events));
     }
+    plan_->freed_bytes += align_up(storage->size_bytes(), kBlockAlignment);
     forget_item(*storage);
-    plan_->freed_bytes += storage->size_bytes();
-    if (plan_->freed_bytes > plan_->item_bytes / 2) {
-        plan_->retiring = true;  // The model that it was made for is going away.
-    }
 }
 
 void Pager::wait_for_plan(const StoragePtr& storage) {

@@ -127,6 +127,7 @@ public:
     static constexpr uint32_t kNoItem = UINT32_MAX;
     uint64_t serial = 0;          // Its name in traces.
     uint64_t born_step = 0;       // Optimizer steps that had ended when it was made.
+    uint64_t unseen_step = 0;     // One more had when kernels were last used that nobody announces.
     uint64_t last_operation = 0;  // The last traced operator that used it.
     uint32_t item = kNoItem;      // Its number in the plan.
 

@@ -151,8 +151,8 @@ TEST(PagerPlanStreamsTest, WhatAnUnseenOptimizerWroteLeavesAfterIt) {
     training.steps_until_planned();
     const auto mark = [&](AsyncTensor& layer) {
         Pins pins;
-        training.world.pager.begin_use({{layer.owner, /*writes=*/true, UseKind::kMetadata}}, 1,
-                                       &pins);
+        training.world.pager.begin_use(
+            {{layer.owner, /*writes=*/true, UseKind::kMetadata, /*unseen=*/true}}, 1, &pins);
         training.world.pager.end_use(&pins);
     };
     for (AsyncTensor& layer : training.layers) {
@@ -167,6 +167,31 @@ TEST(PagerPlanStreamsTest, WhatAnUnseenOptimizerWroteLeavesAfterIt) {
         mark(layer);
     }
     step_while_held_back(&training, gate, 0);
+}
+
+// A Python function announces its inputs once; extensions read them in it, and in its backward
+// pass.
+TEST(PagerPlanStreamsTest, AKernelThatNobodyAnnouncedFindsItsBytes) {
+    AsyncWorldOptions options = room_for(6);
+    options.delay_ns_max = 200'000;
+    AsyncTraining training(options);
+    training.steps_until_planned();
+    for (int step = 0; step < 4; ++step) {
+        for (int i = 0; i < kLayers; i += 4) {
+            Pins pins;
+            training.world.pager.begin_use(
+                {{training.layers[i].owner, true, UseKind::kMetadata, /*unseen=*/true}}, 1, &pins);
+            training.world.pager.end_use(&pins);
+            training.world.launch_on(&training.layers[i], 1);
+        }
+        for (int i = 0; i < kLayers; ++i) {
+            training.read(i);
+            training.world.launch_on(&training.layers[i / 4 * 4], 1);
+        }
+        training.step();
+    }
+    training.world.finish_all();
+    EXPECT_EQ(training.world.wrong.load(), 0u);
 }
 
 // An operator may call others on another stream; its pins end together.
@@ -230,19 +255,20 @@ TEST(PagerPlanStreamsTest, AnOperatorThatBeganBeforeThePlanIsWaitedFor) {
     step_while_held_back(&training, gate, 0);
 }
 
-// The frame of a freed storage goes to others; kernels given before may not have begun.
-TEST(PagerPlanStreamsTest, AFrameThatIsFreedWaitsForAKernelThatNobodyAnnounced) {
+// The frame of a freed storage goes to others; a stream that the script named may not be done.
+TEST(PagerPlanStreamsTest, AFrameThatIsFreedWaitsForItsStreams) {
     AsyncTraining training(room_for(6));
     training.steps_until_planned();
-    const int layer = training.any(/*resident=*/true);
-    const auto gate = training.world.hold_back(1);
-    training.world.launch_on(&training.layers[layer], 1);
-    training.world.port.drop(std::exchange(training.layers[layer].owner, nullptr));
-    for (int i = 0; i < kLayers; ++i) {
-        if (i != layer) {
-            training.read(i);
-        }
-    }
+    const int cold = training.any(/*resident=*/false);
+    AsyncTensor& layer = training.layers[training.any(/*resident=*/true)];
+    const auto gate = training.world.hold_back(2);
+    EXPECT_TRUE(training.world.pager.record_stream(layer.owner->address, 2));
+    Pins pins;
+    training.world.pager.begin_use({{layer.owner, false, UseKind::kBringIn}}, 2, &pins);
+    training.world.launch_on(&layer, 2);
+    training.world.pager.end_use(&pins);
+    training.world.port.drop(std::exchange(layer.owner, nullptr));
+    training.read(cold);  // Nothing else has to leave for it.
     open_late(gate);
     training.world.finish_all();
     EXPECT_EQ(training.world.wrong.load(), 0u);
