@@ -13,6 +13,7 @@
 #include "pager/pager.h"
 #include "support/async_device.h"
 #include "support/fake_owner.h"
+#include "support/flaky_device.h"
 #include "support/manual_event.h"
 
 namespace trainstream::testing {
@@ -55,8 +56,9 @@ struct AsyncWorld {
     explicit AsyncWorld(const AsyncWorldOptions& options)
         : device(options.streams, options.seed, options.delay_ns_max),
           memory(device, options.streams, options.arena_bytes),
-          host(device, {.limit_bytes = options.host_bytes, .grow_in_background = false}),
-          pager(device, memory, host, port, options.pager),
+          door(device),
+          host(door, {.limit_bytes = options.host_bytes, .grow_in_background = false}),
+          pager(door, memory, host, port, options.pager),
           streams(options.streams) {
         port.attach(pager);
     }
@@ -130,6 +132,7 @@ struct AsyncWorld {
 
     AsyncDevice device;
     AsyncMemory memory;
+    FlakyDevice door;  // To the device, for the pager and its pool.
     HostPool host;
     FakeOwnerPort port;
     Pager pager;
