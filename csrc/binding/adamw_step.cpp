@@ -215,7 +215,7 @@ optim::PipelineShare adamw_step(const std::vector<ParameterStep>& steps,
         });
     }
     if (options.after.has_value()) {
-        uses.end_on(*options.after);
+        uses.also_on(*options.after);
     }
     return share;
 }

@@ -207,7 +207,7 @@ void mark_written(const std::vector<at::Tensor>& tensors) {
     }
     UseScope uses;
     for (const at::Tensor& tensor : tensors) {
-        uses.add(tensor, /*writes=*/true, UseKind::kMetadata);
+        uses.add(tensor, /*writes=*/true, UseKind::kMetadata, /*unseen=*/true);
     }
     uses.begin();
 }

@@ -108,7 +108,8 @@ void announce(const at::RecordFunction& function, const OperatorTraits* traits,
         const bool writes = traits == nullptr || traits->writes_argument(i);
         const UseKind kind = traits == nullptr ? UseKind::kMetadata : traits->kind;
         for_value(inputs[i], [&](Pager& pager, c10::StorageImpl* storage) {
-            state.uses_of(&pager).push_back({storage, writes, kind});
+            const bool unseen = traits == nullptr;
+            state.uses_of(&pager).push_back({storage, writes, kind, unseen});
             any = true;
         });
     }

@@ -13,7 +13,7 @@ UseScope::~UseScope() {
     }
 }
 
-void UseScope::add(const at::Tensor& tensor, bool writes, UseKind kind) {
+void UseScope::add(const at::Tensor& tensor, bool writes, UseKind kind, bool unseen) {
     if (PagerRegistry::instance().forked()) {
         return;  // Nothing moves in a child.
     }
@@ -23,7 +23,7 @@ void UseScope::add(const at::Tensor& tensor, bool writes, UseKind kind) {
         if (group == groups_.end()) {
             group = groups_.insert(groups_.end(), {&pager, {}, {}});
         }
-        group->uses.push_back({storage, writes, kind});
+        group->uses.push_back({storage, writes, kind, unseen});
     });
 }
 
@@ -33,9 +33,9 @@ void UseScope::begin() {
     }
 }
 
-void UseScope::end_on(StreamId stream) {
+void UseScope::also_on(StreamId stream) {
     for (OfPager& group : groups_) {
-        group.pager->ends_on(&group.pins, stream);
+        group.pager->used_on(&group.pins, stream);
     }
 }
 

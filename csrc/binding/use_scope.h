@@ -21,10 +21,11 @@ public:
     UseScope(const UseScope&) = delete;
     UseScope& operator=(const UseScope&) = delete;
 
-    void add(const at::Tensor& tensor, bool writes, UseKind kind = UseKind::kInPlace);
+    void add(const at::Tensor& tensor, bool writes, UseKind kind = UseKind::kInPlace,
+             bool unseen = false);
     void begin();
-    /// Their last use is on `stream`, not on the one that was current in begin().
-    void end_on(StreamId stream);
+    /// They are used on `stream` too, not only on the one that was current in begin().
+    void also_on(StreamId stream);
 
 private:
     struct OfPager {

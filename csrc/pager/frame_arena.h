@@ -1,8 +1,9 @@
 // csrc/pager/frame_arena.h: the device memory of frames, and what must be done before it is reused.
 //
 // Apart from the device's own pool: a block from there belongs to a stream's order of work, so a
-// load into it would wait for all that the stream has been given. A frame waits for the last use of
-// the bytes that were in it, and for nothing else.
+// load into it would hold that stream up until the bytes before it have left. A frame waits for
+// what the streams that used its bytes had been given when these left, and no stream waits for a
+// frame but to use it.
 #pragma once
 
 #include <cstddef>

@@ -48,6 +48,7 @@ FrameSchedule::FrameSchedule(Period period, size_t arena_bytes, size_t lead_byte
     last_use_.assign(items, 0);
     next_use_.assign(items, 0);
     removed_.assign(items, false);
+    fixed_.assign(items, false);
     bytes_before_.push_back(0);
     for (uint32_t i = 0; i < length(); ++i) {
         uint64_t bytes = bytes_before_.back();
@@ -165,7 +166,7 @@ void FrameSchedule::skip() {
 /// What the same operator uses stays, loaded for it already or about to be.
 std::optional<FrameSchedule::Plan> FrameSchedule::plan_use(uint32_t item, uint64_t time) {
     const ItemList& together = operation_at(time);
-    return removed_[item] ? std::nullopt : plan(item, time, [&](uint32_t other) {
+    return removed_[item] || fixed_[item] ? std::nullopt : plan(item, time, [&](uint32_t other) {
         return std::find(together.begin(), together.end(), other) != together.end();
     });
 }
@@ -210,7 +211,8 @@ void FrameSchedule::look_for_window(size_t begin, size_t end, size_t need, uint6
         window.first = first;
         window.last = first;
         const auto room_end = [&] { return window.last == stop ? end : window.last->first; };
-        while (room_end() < begin + need && window.last != stop && !is_kept(window.last->second)) {
+        while (room_end() < begin + need && window.last != stop && !fixed_[window.last->second] &&
+               !is_kept(window.last->second)) {
             const uint32_t leaving = window.last->second;
             window.spares_all =
                 window.spares_all && (last_use_[leaving] == 0 || last_use_[leaving] < spared);
@@ -274,6 +276,11 @@ void FrameSchedule::remove(uint32_t item) {
         left(item);
     }
     removed_[item] = true;
+    pending_.reset();
+}
+
+void FrameSchedule::fix(uint32_t item) {
+    fixed_[item] = true;
     pending_.reset();
 }
 

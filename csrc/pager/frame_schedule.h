@@ -80,6 +80,8 @@ public:
     void entered(uint32_t item, size_t offset);
     /// The item is no more: it leaves its frame, and is loaded no more.
     void remove(uint32_t item);
+    /// The item stays where it is: in its frame, or in none.
+    void fix(uint32_t item);
 
     bool has_frame(uint32_t item) const { return offset_[item] != kNoFrame; }
     bool is_empty() const { return frames_.empty(); }
@@ -125,6 +127,7 @@ private:
     std::vector<uint64_t> last_use_;           // Of each item, up to planned_: a time plus one.
     std::vector<uint64_t> next_use_;           // Of each item, from planned_ on, once asked for.
     std::vector<bool> removed_;
+    std::vector<bool> fixed_;
     std::map<size_t, uint32_t> frames_;  // By offset.
     std::vector<size_t> segments_;       // Their bytes; the arena's first.
     uint64_t extra_until_ = 0;           // The others are for uses before this time.

@@ -132,9 +132,6 @@ bool Pager::free(void* address) noexcept {
 }
 
 void Pager::free_blocks(const StoragePtr& storage) noexcept {
-    if (storage->item != Storage::kNoItem) {
-        free_item(storage);
-    }
     if (storage->device_address() != nullptr && !storage->in_frame()) {
         try {
             for (const StreamId stream : storage->recorded()) {
@@ -145,6 +142,21 @@ void Pager::free_blocks(const StoragePtr& storage) noexcept {
             say_lost(error);
         }
     }
+    const bool is_cold = storage->residency() != Residency::kResident;
+    if ((is_cold || storage->in_frame()) && capturing()) {
+        MutexLock lock(mutex_);
+        deferred_.push_back(storage);
+        swept_.store(false);
+        return;
+    }
+    free_used_blocks(storage);
+}
+
+/// The frame and the host block: what may still be used is known only from events.
+void Pager::free_used_blocks(const StoragePtr& storage) noexcept {
+    if (has_plan_.load()) {
+        free_item(storage);
+    }
     if (storage->host().address == nullptr) {
         return;
     }
@@ -152,18 +164,8 @@ void Pager::free_blocks(const StoragePtr& storage) noexcept {
         host_.free(storage->host(), {storage->ready()});  // Only its copy to the device reads it.
         return;
     }
-    if (capturing()) {
-        MutexLock lock(mutex_);
-        deferred_.push_back(storage);
-        swept_.store(false);
-        return;
-    }
-    free_used_host_block(*storage);
-}
-
-void Pager::free_used_host_block(const Storage& storage) noexcept {
     try {
-        host_.free(storage.host(), events_of(storage.streams(), storage.ready()));
+        host_.free(storage->host(), events_of(storage->streams(), storage->ready()));
     } catch (const std::exception& error) {
         say_lost(error);
     }
@@ -171,14 +173,19 @@ void Pager::free_used_host_block(const Storage& storage) noexcept {
 
 std::vector<Event> Pager::events_of(const std::vector<StreamId>& streams, const Event& ready) {
     std::vector<Event> events;
-    events.reserve(streams.size() + 1);
+    add_events_of(streams, ready, &events);
+    return events;
+}
+
+void Pager::add_events_of(const std::vector<StreamId>& streams, const Event& ready,
+                          std::vector<Event>* events) {
+    events->reserve(events->size() + streams.size() + 1);
     for (const StreamId stream : streams) {
-        events.push_back(device_.record(stream));
+        events->push_back(device_.record(stream));
     }
     if (ready != nullptr) {
-        events.push_back(ready);
+        events->push_back(ready);
     }
-    return events;
 }
 
 void Pager::begin_use(const std::vector<Use>& uses, StreamId stream, Pins* pins) {
@@ -216,14 +223,13 @@ void Pager::pin_entries(const std::vector<Use>& uses, StreamId stream, std::vect
     if (pins->operation == 0) {
         pins->operation = ++operations_;
     }
-    pins->stream = stream;
     for (const Use& use : uses) {
         const StoragePtr storage = settled(use.owner);
         if (storage == nullptr) {
             continue;
         }
         note_owner(storage, use.owner);
-        note_use(*storage, pins, use.kind);
+        note_use(*storage, pins, use);
         if (storage->ticket == ticket) {
             Entry& entry = (*entries)[storage->ticket_slot];
             entry.kind = std::max(entry.kind, use.kind);
@@ -293,7 +299,7 @@ void Pager::settle(const Entry& entry, StreamId stream, Pin* pin, std::vector<Ev
         stats_.in_place_bytes += storage.size_bytes();
     }
     if (capturing()) {
-        storage.pin_for_good();  // A replay will use this address, and may write.
+        fix(storage);  // A replay will use this address, and may write.
         drop_host_copy(storage);
         // No outside event may be waited for inside a capture. torch synchronizes before one, but a
         // load may have started since: the host waits, which a capture allows.
@@ -335,15 +341,15 @@ void Pager::drop_host_copy(Storage& storage) {
 }
 
 void Pager::end_use(Pins* pins) noexcept {
-    if (pins->planned) {
-        end_planned_use(pins);
-    }
     pins->operation = 0;
     if (pins->empty()) {
         return;
     }
     {
         MutexLock lock(mutex_);
+        if (std::exchange(pins->planned, false) && plan_ != nullptr && plan_->is_laid()) {
+            plan_->schedule->ended();
+        }
         for (const Pin& pin : *pins) {
             if (pin.holds_address) {
                 pin.storage->unpin_address();
@@ -354,9 +360,8 @@ void Pager::end_use(Pins* pins) noexcept {
     pins->clear();
 }
 
-void Pager::ends_on(Pins* pins, StreamId stream) {
+void Pager::used_on(Pins* pins, StreamId stream) {
     MutexLock lock(mutex_);
-    pins->stream = stream;
     for (const Pin& pin : *pins) {
         pin.storage->used_by(stream);
     }
@@ -374,7 +379,7 @@ void Pager::note_outputs(const std::vector<void*>& owners, StreamId stream, Pins
         storage->used_by(stream);
         storage->touch(clock_);
         if (capturing()) {
-            storage->pin_for_good();
+            fix(*storage);
         }
         if (pins != nullptr) {
             storage->pin();
@@ -385,12 +390,15 @@ void Pager::note_outputs(const std::vector<void*>& owners, StreamId stream, Pins
 }
 
 void Pager::pin_for_good(void* owner, StreamId stream) {
+    if (has_plan_.load()) {
+        take_out_of_plan(owner);
+    }
     Pins pins;
     begin_use({{owner, /*writes=*/true, UseKind::kBringIn}}, stream, &pins);
     {
         MutexLock lock(mutex_);
         for (const Pin& pin : pins) {
-            pin.storage->pin_for_good();
+            fix(*pin.storage);
         }
     }
     end_use(&pins);
@@ -550,7 +558,7 @@ void Pager::sweep() noexcept {
         host_.free(block, {event});
     }
     for (const StoragePtr& storage : deferred) {
-        free_used_host_block(*storage);
+        free_used_blocks(storage);
     }
 }
 

@@ -87,7 +87,6 @@ struct Pin {
 /// What one outermost operator has pinned.
 struct Pins : std::vector<Pin> {
     uint64_t operation = 0;  // Its number in the trace; 0: none yet.
-    StreamId stream = 0;     // That its last use was announced for.
     bool planned = false;    // Something of it is in the plan.
 };
 
@@ -96,6 +95,9 @@ struct Use {
     void* owner = nullptr;
     bool writes = false;
     UseKind kind = UseKind::kMetadata;
+    /// Kernels that nobody announces may follow, until the step ends: an optimizer's that is none
+    /// of torch's, those of a Python function and of its backward pass.
+    bool unseen = false;
 };
 
 /// Owner: the allocator, one for each device; lives as long as the process.
@@ -124,8 +126,8 @@ public:
     /// Pins what `uses` names, brings in or orders what needs it, notes writes, and adds the pins.
     void begin_use(const std::vector<Use>& uses, StreamId stream, Pins* pins);
     void end_use(Pins* pins) noexcept;
-    /// What is pinned is used on `stream` too, and last of all.
-    void ends_on(Pins* pins, StreamId stream);
+    /// What is pinned is used on `stream` too.
+    void used_on(Pins* pins, StreamId stream);
     /// Storages an operator made: their owners become known. Pins them when `pins` is given.
     void note_outputs(const std::vector<void*>& owners, StreamId stream, Pins* pins);
     /// A use outside any operator: brings in if possible and pins for as long as it lives, where it
@@ -195,7 +197,8 @@ private:
     void drop_host_copies() TS_REQUIRES(mutex_);
     void check_host_copy(const StoragePtr& storage);
     void order_home_after(const std::vector<StreamId>& streams, StreamId home);
-    bool finish_evict(const StoragePtr& storage, void* owner, const HostBlock& host, Event done);
+    bool finish_evict(const StoragePtr& storage, void* owner, const HostBlock& host, Event done,
+                      std::vector<Event> last);
     void abandon_evict(const StoragePtr& storage, bool owner_is_stale);
     bool finish_move_in(const StoragePtr& storage, void* owner, void* block, const Event& done,
                         std::vector<StreamId> synced, bool in_frame) TS_REQUIRES(mutex_);
@@ -214,33 +217,37 @@ private:
     void drop_host_copy(Storage& storage) TS_REQUIRES(mutex_);
     void forget_later(Storage& storage) TS_REQUIRES(mutex_);
     void free_blocks(const StoragePtr& storage) noexcept;
-    void free_used_host_block(const Storage& storage) noexcept;
+    void free_used_blocks(const StoragePtr& storage) noexcept;
     std::vector<Event> events_of(const std::vector<StreamId>& streams, const Event& ready);
+    void add_events_of(const std::vector<StreamId>& streams, const Event& ready,
+                       std::vector<Event>* events);
     /// Lets go of what was put aside under the lock. Called with it open.
     void sweep() noexcept;
     [[noreturn]] void throw_out_of_memory(size_t size_bytes);
     void start_watching();
 
     // The plan: pager_plan.cpp.
-    void note_use(Storage& storage, Pins* pins, UseKind kind) TS_REQUIRES(mutex_);
-    void end_planned_use(Pins* pins) noexcept;
+    void note_use(Storage& storage, Pins* pins, const Use& use) TS_REQUIRES(mutex_);
+    bool can_be_planned(const Storage& storage) const TS_REQUIRES(mutex_);
+    bool is_used_unseen(const Storage& storage) const TS_REQUIRES(mutex_);
     void judge_step(bool moved);
     void refine_plan(const StepTrace& trace, uint64_t pressed_bytes) TS_REQUIRES(mutex_);
     std::unique_ptr<FramePlan> make_plan(const StepTrace& trace, uint64_t live_peak_bytes,
                                          const std::vector<Region>& regions) TS_REQUIRES(mutex_);
     uint64_t bytes_not_planned(uint64_t live_peak_bytes) const TS_REQUIRES(mutex_);
+    std::optional<StreamId> home_of(const StepTrace& trace) const TS_REQUIRES(mutex_);
     bool shrink_arena(uint64_t less_bytes) TS_REQUIRES(mutex_);
     size_t plan_least_bytes() const;
     void keep_host_blocks();
     void run_plan();
     void work_on_plan();
     bool lay_arena();
-    void note_uses_so_far(const StoragePtr& storage);
     void manage_extra();
     bool open_extra(size_t size_bytes, StreamId home, uint64_t until);
     bool close_extra();
     void give_back(FrameArena& arena, StreamId home);
     bool extra_gives_way();
+    void* take_arena(size_t* size_bytes, StreamId home, Event* free_from) noexcept;
     bool retire_plan();
     void drop_plan() TS_REQUIRES(mutex_);
     bool give_way(size_t size_bytes);
@@ -248,11 +255,22 @@ private:
     bool load_on_demand(const StoragePtr& storage);
     bool carry_out(const FrameSchedule::Load& load);
     bool load_into_frame(const StoragePtr& storage, size_t offset);
-    Event ready_of(const Storage& storage, std::vector<Event>* after);
+    void add_events_before_load(const Storage& storage, std::vector<Event>* after);
     void give_frame(Storage& storage, std::vector<Event> events) TS_REQUIRES(mutex_);
     void free_item(const StoragePtr& storage) noexcept;
     void wait_for_plan(const StoragePtr& storage) TS_REQUIRES(mutex_);
+    void fix(Storage& storage) TS_REQUIRES(mutex_);
+    void forget_item(Storage& storage) TS_REQUIRES(mutex_);
+    void take_out_of_plan(void* owner);
     static int moves_of_this_thread();
+
+    // One thread at a time carries out something of the plan.
+    void begin_turn() TS_REQUIRES(mutex_);
+    void end_turn() noexcept;
+    struct TurnEnd {
+        Pager& pager;
+        ~TurnEnd() { pager.end_turn(); }
+    };
 
     Device& device_;
     DeviceMemory& memory_;
@@ -269,7 +287,7 @@ private:
     // Owners and blocks to let go of once the lock is open.
     std::vector<void*> forgotten_ TS_GUARDED_BY(mutex_);
     std::vector<std::pair<HostBlock, Event>> dropped_ TS_GUARDED_BY(mutex_);
-    // Freed during a capture, when no event can be recorded: their blocks wait for its end.
+    // Freed during a capture, when no event can be recorded: what they have waits for its end.
     std::vector<StoragePtr> deferred_ TS_GUARDED_BY(mutex_);
     std::atomic<bool> swept_{true};  // False: there is something for sweep().
 

@@ -16,9 +16,6 @@ namespace {
 // for all, and the storage is born cold.
 constexpr int kMakeRoomTries = 8;
 
-// Not a stream: the copies, where what still uses a frame is noted by stream.
-constexpr StreamId kCopies = ~StreamId{0};
-
 // Steps in which the host pool grows freely: the first allocates optimizer states, the second is
 // the first that is like all later ones.
 constexpr uint64_t kGrowingSteps = 2;
@@ -147,15 +144,15 @@ bool Pager::evict(const StoragePtr& storage) {
 
 bool Pager::leave(const StoragePtr& storage, void* owner) {
     std::vector<StreamId> streams;
-    std::vector<Event> after;  // Of a frame: its last uses, whatever came after them.
     Event ready;
     HostBlock own;
     bool clean = false;
     bool framed = false;
+    bool unseen = false;
     {
         MutexLock lock(mutex_);
+        unseen = is_used_unseen(*storage);
         streams = storage->streams();
-        after = storage->last_uses();
         ready = storage->ready();
         own = storage->host();
         clean = storage->has_host_copy();
@@ -165,10 +162,11 @@ bool Pager::leave(const StoragePtr& storage, void* owner) {
         if (options_.verify) {
             check_host_copy(storage);
         }
-        if (!framed) {
-            order_home_after(streams, storage->home());
+        if (framed) {
+            return finish_evict(storage, owner, own, ready, events_of(streams, ready));
         }
-        return finish_evict(storage, owner, own, ready);
+        order_home_after(streams, storage->home());
+        return finish_evict(storage, owner, own, ready, {});
     }
     const std::optional<HostBlock> host = own ? own : host_block_for(storage->size_bytes());
     if (!host.has_value()) {
@@ -177,14 +175,11 @@ bool Pager::leave(const StoragePtr& storage, void* owner) {
     }
     Event done;
     try {
-        if (framed) {
-            after.push_back(ready);
-        } else {
-            after = events_of(streams, ready);
-        }
+        // All that its streams have, announced or not: a kernel of an extension, a collective.
+        const std::vector<Event> after = events_of(streams, ready);
         done = device_.copy(CopyDirection::kToHost, host->address, storage->device_address(),
                             storage->size_bytes(), after);
-        if (!framed) {
+        if (!framed || unseen) {
             // The block may be taken again by work on its own stream as soon as this returns.
             device_.wait(storage->home(), done);
         }
@@ -195,7 +190,7 @@ bool Pager::leave(const StoragePtr& storage, void* owner) {
         }
         throw;
     }
-    return finish_evict(storage, owner, *host, std::move(done));
+    return finish_evict(storage, owner, *host, done, {done});
 }
 
 std::optional<HostBlock> Pager::host_block_for(size_t size_bytes) {
@@ -324,8 +319,9 @@ void Pager::check_host_copy(const StoragePtr& storage) {
     host_.free(*twin, {});
 }
 
-bool Pager::finish_evict(const StoragePtr& storage, void* owner, const HostBlock& host,
-                         Event done) {
+/// `done`: what the host block waits for; `last`: what a frame waits for.
+bool Pager::finish_evict(const StoragePtr& storage, void* owner, const HostBlock& host, Event done,
+                         std::vector<Event> last) {
     void* block = nullptr;
     bool framed = false;
     {
@@ -336,8 +332,6 @@ bool Pager::finish_evict(const StoragePtr& storage, void* owner, const HostBlock
         if (!storage->freed && port_.repoint(owner, from, host.address)) {
             table_.erase(from);
             if (framed) {
-                std::vector<Event> last = clean ? storage->last_uses() : std::vector<Event>{};
-                last.push_back(done);
                 give_frame(*storage, std::move(last));
             } else {
                 map_.erase(from);
@@ -352,7 +346,7 @@ bool Pager::finish_evict(const StoragePtr& storage, void* owner, const HostBlock
             (clean ? stats_.dropped_bytes : stats_.evicted_bytes) += storage->size_bytes();
             ++stats_.evictions;
         } else if (!clean) {
-            storage->used_until(kCopies, done);  // It still reads the device block.
+            storage->set_ready(done, {});  // It still reads the device block.
             const HostBlock own = storage->give_up_host_block();
             dropped_.emplace_back(own ? own : host, done);
             swept_.store(false);

@@ -35,12 +35,21 @@ constexpr int kExtraTries = 8;
 // Boundaries that a load is tried at before it is left to demand.
 constexpr int kLoadTries = 16;
 
+/// This thread carries out something of a plan, of whichever pager.
+thread_local bool t_has_turn = false;
+
 }  // namespace
 
-void Pager::note_use(Storage& storage, Pins* pins, UseKind kind) {
+void Pager::note_use(Storage& storage, Pins* pins, const Use& use) {
     const bool is_item = storage.item != Storage::kNoItem;
     pins->planned = pins->planned || is_item;
-    if (kind < UseKind::kOnce || storage.last_operation == pins->operation) {
+    if (use.unseen) {
+        storage.unseen_step = stats_.steps + 1;
+        if (is_item && plan_->is_laid()) {
+            plan_->schedule->fix(storage.item);
+        }
+    }
+    if (use.kind < UseKind::kOnce || storage.last_operation == pins->operation) {
         return;
     }
     storage.last_operation = pins->operation;
@@ -52,38 +61,21 @@ void Pager::note_use(Storage& storage, Pins* pins, UseKind kind) {
     }
 }
 
-/// One event an operator, not one a storage: all that it uses is free to go once it is done.
-void Pager::end_planned_use(Pins* pins) noexcept {
-    pins->planned = false;
-    Event event;
-    bool known = true;
-    if (!capturing()) {
-        try {
-            event = device_.record(pins->stream);
-        } catch (const std::exception& error) {
-            std::fprintf(stderr, "%s\n", error.what());
-            known = false;
-        }
-    }
-    MutexLock lock(mutex_);
-    for (const Pin& pin : *pins) {
-        if (pin.storage->item == Storage::kNoItem) {
-            continue;
-        }
-        if (!known) {
-            pin.storage->pin_for_good();  // Nobody could say when its frame is free.
-        } else if (!capturing()) {
-            pin.storage->used_until(pins->stream, event);
-        }
-    }
-    if (plan_ != nullptr && plan_->is_laid()) {
-        plan_->schedule->ended();
-    }
+/// In this step or the last one. No stream waits for a load or for what left a frame until an
+/// operator names the storage, so such a kernel might find bytes that are still on their way. What
+/// is moved on demand is in order for its home stream at once.
+bool Pager::is_used_unseen(const Storage& storage) const {
+    return storage.unseen_step != 0 && storage.unseen_step >= stats_.steps;
+}
+
+bool Pager::can_be_planned(const Storage& storage) const {
+    return storage.owner != nullptr && !storage.pinned_for_good() && !is_used_unseen(storage) &&
+           storage.born_step + 1 < stats_.steps;
 }
 
 /// Called at the end of each optimizer step, with nothing held.
 void Pager::judge_step(bool moved) {
-    StreamId home = 0;
+    std::optional<StreamId> home;
     StepTrace trace;
     uint64_t live_peak_bytes = 0;
     {
@@ -104,11 +96,12 @@ void Pager::judge_step(bool moved) {
         if (!may_plan || trace.uses().empty()) {
             return;
         }
-        for (const auto& [address, storage] : table_) {
-            home = storage->serial == trace.uses().front().storage ? storage->home() : home;
+        home = home_of(trace);
+        if (!home.has_value()) {
+            return;
         }
     }
-    const std::vector<Region> regions = memory_.regions(home);
+    const std::vector<Region> regions = memory_.regions(*home);
     {
         MutexLock lock(mutex_);
         if (plan_ != nullptr) {
@@ -118,15 +111,32 @@ void Pager::judge_step(bool moved) {
         if (plan_ == nullptr) {
             return;
         }
+        ++stats_.plans;
+        plan_->home = *home;
+        plan_->recorded = trace.uses();
+        last_step_ = trace.uses();
+        // Before the lock is open: another thread may lay the arena out, or free one of them.
         for (size_t i = 0; i < plan_->items.size(); ++i) {
             plan_->items[i]->item = static_cast<uint32_t>(i);
         }
-        ++stats_.plans;
-        plan_->recorded = trace.uses();
-        last_step_ = trace.uses();
         has_plan_.store(true);
     }
     keep_host_blocks();
+}
+
+/// Whose pool the arena is to be from: that of the first storage of the step that still lives.
+std::optional<StreamId> Pager::home_of(const StepTrace& trace) const {
+    std::unordered_map<uint64_t, StreamId> homes;
+    for (const auto& [address, storage] : table_) {
+        homes.emplace(storage->serial, storage->home());
+    }
+    for (const StepTrace::Use& use : trace.uses()) {
+        const auto found = homes.find(use.storage);
+        if (found != homes.end()) {
+            return found->second;
+        }
+    }
+    return std::nullopt;
 }
 
 /// What a step needs on the device beside the items of a plan: all that lives at its peak, less
@@ -134,8 +144,7 @@ void Pager::judge_step(bool moved) {
 uint64_t Pager::bytes_not_planned(uint64_t live_peak_bytes) const {
     uint64_t through_bytes = 0;
     for (const auto& [address, storage] : table_) {
-        const bool can_move = storage->owner != nullptr && !storage->pinned_for_good();
-        if (storage->born_step + 1 < stats_.steps && can_move) {
+        if (can_be_planned(*storage)) {
             through_bytes += storage->size_bytes();
         }
     }
@@ -146,8 +155,7 @@ std::unique_ptr<FramePlan> Pager::make_plan(const StepTrace& trace, uint64_t liv
                                             const std::vector<Region>& regions) {
     std::unordered_map<uint64_t, StoragePtr> by_serial;
     for (const auto& [address, storage] : table_) {
-        const bool can_move = storage->owner != nullptr && !storage->pinned_for_good();
-        if (can_move && storage->born_step + 1 < stats_.steps) {
+        if (can_be_planned(*storage)) {
             by_serial.emplace(storage->serial, storage);
         }
     }
@@ -205,8 +213,9 @@ void Pager::keep_host_blocks() {
         }
         const std::vector<bool> leaves = plan_->who_leaves(kLeadBytes);
         for (size_t i = 0; i < plan_->items.size(); ++i) {
-            if (plan_->items[i] != nullptr && leaves[i]) {
-                leavers.push_back(plan_->items[i]);
+            const StoragePtr& storage = plan_->items[i];
+            if (storage != nullptr && leaves[i]) {
+                leavers.push_back(storage);
             }
         }
     }
@@ -276,15 +285,27 @@ void Pager::run_plan() {
         if (!can || plan_busy_ || capturing() || closed_.load()) {
             return;
         }
-        plan_busy_ = true;
+        begin_turn();
     }
-    work_on_plan();
+    {
+        const TurnEnd end{*this};
+        work_on_plan();
+    }
+    sweep();
+}
+
+void Pager::begin_turn() {
+    plan_busy_ = true;
+    t_has_turn = true;
+}
+
+void Pager::end_turn() noexcept {
+    t_has_turn = false;
     {
         MutexLock lock(mutex_);
         plan_busy_ = false;
     }
     settled_.notify_all();
-    sweep();
 }
 
 void Pager::work_on_plan() {
@@ -344,7 +365,8 @@ bool Pager::open_extra(size_t size_bytes, StreamId home, uint64_t until) {
     Event free_from;
     try {
         free_from = device_.record(home);
-    } catch (const std::exception&) {
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s\n", error.what());
         memory_.free(block);
         return false;
     }
@@ -419,17 +441,12 @@ bool Pager::extra_gives_way() {
             !may_move()) {
             return false;
         }
-        plan_busy_ = true;
         plan_->extra_again = std::max(plan_->extra_until, plan_->schedule->done() + 1);
         ++stats_.extra_gave_way;
+        begin_turn();
     }
-    const bool gone = close_extra();
-    {
-        MutexLock lock(mutex_);
-        plan_busy_ = false;
-    }
-    settled_.notify_all();
-    return gone;
+    const TurnEnd end{*this};
+    return close_extra();
 }
 
 /// One block of the device's pool becomes the arena. What is to be loaded leaves first, so that
@@ -442,68 +459,59 @@ bool Pager::lay_arena() {
         MutexLock lock(mutex_);
         items = plan_->items;
         arena_bytes = plan_->wanted_bytes;
+        home = plan_->home;
     }
     for (const StoragePtr& storage : items) {
         if (storage != nullptr) {
-            home = storage->home();
-            if (!evict(storage)) {
-                note_uses_so_far(storage);
-            }
+            evict(storage);
         }
     }
     // At the low end of what is then one free part, so that it leaves the rest whole.
     for (const StoragePtr& storage : movable()) {
         evict(storage);
     }
-    void* block = take_block(arena_bytes, home, Effort::kEvict);
-    while (block == nullptr && arena_bytes > plan_least_bytes()) {
-        arena_bytes -= align_up(arena_bytes / 8, kBlockAlignment);
-        block = take_block(arena_bytes, home, Effort::kEvict);
-    }
     Event free_from;
-    try {
-        if (block != nullptr && !capturing()) {
-            free_from = device_.record(home);
-        }
-    } catch (const std::exception&) {
-        memory_.free(block);
-        block = nullptr;
-    }
+    void* block = take_arena(&arena_bytes, home, &free_from);
     MutexLock lock(mutex_);
     pressed_out_bytes_ = 0;
     if (block == nullptr) {
         drop_plan();
         return false;
     }
-    plan_->home = home;
     plan_->lay(block, arena_bytes, kLeadBytes);
+    for (const StoragePtr& storage : plan_->items) {
+        if (storage != nullptr && (storage->pinned_for_good() || is_used_unseen(*storage))) {
+            plan_->schedule->fix(storage->item);
+        }
+    }
     plan_->arena->give(0, arena_bytes, {free_from});
     return true;
 }
 
-/// Cold already: operators that used it in place were not yet followed one by one.
-void Pager::note_uses_so_far(const StoragePtr& storage) {
-    std::vector<StreamId> streams;
-    {
-        MutexLock lock(mutex_);
-        streams = storage->streams();
-    }
-    for (const StreamId stream : streams) {
-        Event event;
-        bool known = true;
-        try {
-            event = device_.record(stream);
-        } catch (const std::exception& error) {
-            std::fprintf(stderr, "%s\n", error.what());
-            known = false;
+/// Null: there is no room, or nobody could say when it is free. What a device refuses beside the
+/// plan must not end here: this is no operator's work.
+void* Pager::take_arena(size_t* size_bytes, StreamId home, Event* free_from) noexcept {
+    void* block = nullptr;
+    try {
+        block = take_block(*size_bytes, home, Effort::kEvict);
+        while (block == nullptr && *size_bytes > plan_least_bytes()) {
+            *size_bytes -= align_up(*size_bytes / 8, kBlockAlignment);
+            block = take_block(*size_bytes, home, Effort::kEvict);
         }
-        MutexLock lock(mutex_);
-        if (known) {
-            storage->used_until(stream, event);
-        } else {
-            storage->pin_for_good();  // Nobody could say when it may be read.
+        if (block == nullptr) {
+            return nullptr;
         }
+        if (!capturing()) {
+            *free_from = device_.record(home);
+            return block;
+        }
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s\n", error.what());
     }
+    if (block != nullptr) {
+        memory_.free(block);
+    }
+    return nullptr;
 }
 
 size_t Pager::plan_least_bytes() const { return FramePlan::least_bytes(memory_.budget_bytes()); }
@@ -524,9 +532,15 @@ bool Pager::retire_plan() {
     {
         MutexLock lock(mutex_);
         for (const StoragePtr& storage : plan_->items) {
-            if (storage != nullptr && storage->in_frame()) {
-                framed.push_back(storage);
+            if (storage == nullptr || !storage->in_frame()) {
+                continue;
             }
+            if (storage->pinned_for_good() && !storage->freed) {
+                plan_->retiring = false;  // The arena cannot go, so it had better be used.
+                refinements_ = kRefinements;
+                return false;
+            }
+            framed.push_back(storage);
         }
     }
     bool all = true;
@@ -575,15 +589,10 @@ bool Pager::give_way(size_t size_bytes) {
         if (!shrink_arena(pressed_out_bytes_)) {
             return false;
         }
-        plan_busy_ = true;
+        begin_turn();
     }
-    const bool gone = retire_plan();
-    {
-        MutexLock lock(mutex_);
-        plan_busy_ = false;
-    }
-    settled_.notify_all();
-    return gone;
+    const TurnEnd end{*this};
+    return retire_plan();
 }
 
 void Pager::load_ahead() {
@@ -617,8 +626,8 @@ bool Pager::load_on_demand(const StoragePtr& storage) {
     std::optional<FrameSchedule::Load> load;
     {
         MutexLock lock(mutex_);
-        if (storage->item == Storage::kNoItem) {
-            return false;
+        if (storage->item == Storage::kNoItem || t_has_turn) {
+            return false;  // With the turn: what this thread let go of ran operators of its own.
         }
         while (plan_busy_ || storage->in_transition()) {
             wait_for_plan(storage);
@@ -627,7 +636,8 @@ bool Pager::load_on_demand(const StoragePtr& storage) {
             return true;  // It came meanwhile.
         }
         const bool can = plan_ != nullptr && plan_->is_laid() && !plan_->retiring && may_move() &&
-                         storage->item != Storage::kNoItem && storage->may_come_in();
+                         storage->item != Storage::kNoItem && storage->may_come_in() &&
+                         !is_used_unseen(*storage);
         if (!can || storage->freed) {
             return false;
         }
@@ -638,15 +648,12 @@ bool Pager::load_on_demand(const StoragePtr& storage) {
         if (!load.has_value()) {
             return false;
         }
-        plan_busy_ = true;
+        begin_turn();
     }
+    const TurnEnd end{*this};
     const bool done = carry_out(*load);
-    {
-        MutexLock lock(mutex_);
-        plan_busy_ = false;
-        stats_.demanded_bytes += done ? storage->size_bytes() : 0;
-    }
-    settled_.notify_all();
+    MutexLock lock(mutex_);
+    stats_.demanded_bytes += done ? storage->size_bytes() : 0;
     return done;
 }
 
@@ -686,7 +693,8 @@ bool Pager::load_into_frame(const StoragePtr& storage, size_t offset) {
     std::vector<Event> after;
     {
         MutexLock lock(mutex_);
-        if (!storage->may_come_in() || storage->freed || storage->owner == nullptr || !may_move()) {
+        const bool can = storage->may_come_in() && !storage->freed && storage->owner != nullptr;
+        if (!can || storage->item == Storage::kNoItem || !may_move()) {
             return false;
         }
         storage->begin_restore();
@@ -703,7 +711,7 @@ bool Pager::load_into_frame(const StoragePtr& storage, size_t offset) {
     if (held) {
         Event done;
         try {
-            after.push_back(ready_of(*storage, &after));
+            add_events_before_load(*storage, &after);
             done =
                 device_.copy(CopyDirection::kToDevice, frame, host, storage->size_bytes(), after);
             last = {done};
@@ -738,11 +746,45 @@ bool Pager::load_into_frame(const StoragePtr& storage, size_t offset) {
 }
 
 /// What its bytes in host memory wait for: the copy that brought them, and uses since.
-Event Pager::ready_of(const Storage& storage, std::vector<Event>* after) {
+void Pager::add_events_before_load(const Storage& storage, std::vector<Event>* after) {
+    std::vector<StreamId> streams;
+    Event ready;
+    {
+        MutexLock lock(mutex_);
+        streams = storage.streams();
+        ready = storage.ready();
+    }
+    add_events_of(streams, ready, after);
+}
+
+void Pager::fix(Storage& storage) {
+    storage.pin_for_good();
+    if (storage.item != Storage::kNoItem && plan_ != nullptr && plan_->is_laid()) {
+        plan_->schedule->fix(storage.item);
+    }
+}
+
+/// An address that is about to be given away for good had better not be a frame's: the arena could
+/// never be given back. It stays one if an operator uses it now.
+void Pager::take_out_of_plan(void* owner) {
+    StoragePtr storage;
+    bool framed = false;
+    {
+        MutexLock lock(mutex_);
+        storage = settled(owner);
+        if (storage == nullptr || storage->item == Storage::kNoItem) {
+            return;
+        }
+        framed = storage->in_frame();
+    }
+    if (framed) {
+        evict(storage);
+    }
     MutexLock lock(mutex_);
-    const std::vector<Event> uses = storage.last_uses();
-    after->insert(after->end(), uses.begin(), uses.end());
-    return storage.ready();
+    if (storage->item != Storage::kNoItem && !storage->in_frame() && !storage->in_transition()) {
+        plan_->item_bytes -= align_up(storage->size_bytes(), kBlockAlignment);
+        forget_item(*storage);
+    }
 }
 
 void Pager::give_frame(Storage& storage, std::vector<Event> events) {
@@ -751,38 +793,38 @@ void Pager::give_frame(Storage& storage, std::vector<Event> events) {
     plan_->give(offset, storage.size_bytes(), std::move(events));
 }
 
-/// A planned storage was freed: with it goes its frame, once all that uses it is done.
-void Pager::free_item(const StoragePtr& storage) noexcept {
-    std::vector<StreamId> streams;
-    std::vector<Event> events;
-    {
-        MutexLock lock(mutex_);
-        // An operator that frees what it uses has not ended, so its event is not there yet.
-        streams = storage->pin_count() > 0 ? storage->streams() : storage->recorded();
-    }
-    try {
-        events = events_of(streams, storage->ready());
-    } catch (const std::exception& error) {
-        std::fprintf(stderr, "%s\n", error.what());
-    }
-    MutexLock lock(mutex_);
-    if (plan_ == nullptr || storage->item == Storage::kNoItem) {
-        return;
-    }
-    const std::vector<Event> uses = storage->last_uses();
-    events.insert(events.end(), uses.begin(), uses.end());
+/// It is no part of the plan any more, and in none of its frames.
+void Pager::forget_item(Storage& storage) {
     if (plan_->is_laid()) {
-        if (storage->in_frame()) {
-            give_frame(*storage, std::move(events));
-        }
-        plan_->schedule->remove(storage->item);
+        plan_->schedule->remove(storage.item);
     }
-    plan_->items[storage->item] = nullptr;
-    storage->item = Storage::kNoItem;
-    plan_->freed_bytes += storage->size_bytes();
-    if (plan_->freed_bytes > plan_->item_bytes / 2) {
+    plan_->items[storage.item] = nullptr;
+    storage.item = Storage::kNoItem;
+    if (plan_->freed_bytes > plan_->item_bytes / 2 || plan_->item_bytes == 0) {
         plan_->retiring = true;  // The model that it was made for is going away.
     }
+}
+
+/// A planned storage was freed: with it goes its frame, once all that uses it is done.
+void Pager::free_item(const StoragePtr& storage) noexcept {
+    std::vector<Event> events;
+    try {
+        if (storage->in_frame()) {
+            events = events_of(storage->streams(), storage->ready());
+        }
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s\n", error.what());
+        return;  // Nobody could say when its frame is free.
+    }
+    MutexLock lock(mutex_);
+    if (storage->item == Storage::kNoItem) {
+        return;
+    }
+    if (storage->in_frame()) {
+        give_frame(*storage, std::move(events));
+    }
+    plan_->freed_bytes += align_up(storage->size_bytes(), kBlockAlignment);
+    forget_item(*storage);
 }
 
 void Pager::wait_for_plan(const StoragePtr& storage) {

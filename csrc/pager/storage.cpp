@@ -74,7 +74,6 @@ void* Storage::finish_evict(const HostBlock& host) {
     host_ = host;
     host_is_stale_ = false;
     in_frame_ = false;
-    last_uses_.clear();
     residency_ = Residency::kCold;
     void* block = std::exchange(device_address_, nullptr);
     // Uses so far are ordered before the copy, or do not touch the host block at all.
@@ -98,7 +97,6 @@ void Storage::begin_restore() {
 void Storage::finish_restore(void* device_address, bool in_frame) {
     TS_ASSERT(residency_ == Residency::kRestoring);
     in_frame_ = in_frame;
-    last_uses_.clear();
     device_address_ = device_address;
     residency_ = Residency::kResident;
     check_invariants();
@@ -150,25 +148,6 @@ void Storage::record_stream(StreamId stream) {
 void Storage::set_ready(Event ready, std::vector<StreamId> synced) {
     ready_ = std::move(ready);
     synced_ = std::move(synced);
-}
-
-void Storage::used_until(StreamId stream, Event event) {
-    for (auto& [known, last] : last_uses_) {
-        if (known == stream) {
-            last = std::move(event);
-            return;
-        }
-    }
-    last_uses_.emplace_back(stream, std::move(event));
-}
-
-std::vector<Event> Storage::last_uses() const {
-    std::vector<Event> events;
-    events.reserve(last_uses_.size());
-    for (const auto& [stream, event] : last_uses_) {
-        events.push_back(event);
-    }
-    return events;
 }
 
 Event Storage::take_wait(StreamId stream) {

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "device/device.h"
@@ -112,11 +111,6 @@ public:
     /// The event that `stream` has yet to wait for; null: none. Counts `stream` as synced.
     Event take_wait(StreamId stream);
 
-    /// An operator on `stream` that used it reaches `event` when it is done. Only for what is
-    /// planned: a load ahead must wait for this, not for all that the stream has been given since.
-    void used_until(StreamId stream, Event event);
-    std::vector<Event> last_uses() const;
-
     // Coldness, in ticks of the pager's clock (one a use).
     void touch(uint64_t now);
     /// The higher, the longer it should stay: the last use, plus one usual interval for a storage
@@ -133,6 +127,7 @@ public:
     static constexpr uint32_t kNoItem = UINT32_MAX;
     uint64_t serial = 0;          // Its name in traces.
     uint64_t born_step = 0;       // Optimizer steps that had ended when it was made.
+    uint64_t unseen_step = 0;     // One more had when kernels were last used that nobody announces.
     uint64_t last_operation = 0;  // The last traced operator that used it.
     uint32_t item = kNoItem;      // Its number in the plan.
 
@@ -154,7 +149,6 @@ private:
     std::vector<StreamId> recorded_;
     Event ready_;
     std::vector<StreamId> synced_;
-    std::vector<std::pair<StreamId, Event>> last_uses_;  // Since the last move; one a stream.
     uint64_t last_use_ = 0;
     uint64_t interval_ = 0;
 };

@@ -1,6 +1,7 @@
 // Loads ahead of need: a training loop played on a small simulated device.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "support/pager_world.h"
@@ -60,6 +61,22 @@ public:
     void step() {
         forward_and_backward();
         optimizer_step();
+    }
+
+    /// A layer whose bytes are in a frame or, if there is none, anywhere on the device.
+    FakeOwner* any_resident() {
+        for (FakeOwner* owner : weights_) {
+            if (world.is_resident(owner)) {
+                return owner;
+            }
+        }
+        ADD_FAILURE() << "no layer is on the device";
+        return weights_[0];
+    }
+    const std::vector<FakeOwner*>& weights() const { return weights_; }
+    void drop(FakeOwner* owner) {
+        world.port.drop(owner);
+        weights_.erase(std::find(weights_.begin(), weights_.end(), owner));
     }
 
     PagerWorld world;
@@ -224,6 +241,105 @@ TEST(PagerPlanTest, ANewHabitGetsANewPlan) {
     training.forward_and_backward(4, 16);
     training.optimizer_step();
     EXPECT_EQ(training.world.pager.stats().demanded_bytes, before.demanded_bytes);
+}
+
+// An error of an earlier kernel may come to light wherever memory is asked for. At a boundary no
+// operator is there to report it, and the plan's turn must end all the same.
+TEST(PagerPlanTest, MemoryThatBreaksDownAtABoundaryEndsThePlanOnly) {
+    Training training(room_for(6), 16);
+    training.step();
+    training.step();
+    ASSERT_EQ(training.world.pager.stats().plans, 1u);
+    training.world.memory_door.throws = true;
+    EXPECT_NO_THROW(training.world.pager.boundary());
+    training.world.memory_door.throws = false;
+    EXPECT_EQ(training.world.pager.stats().arena_bytes, 0u);
+    for (int i = 0; i < 3; ++i) {
+        training.step();
+    }
+    EXPECT_GT(training.world.pager.stats().arena_bytes, 0u);
+}
+
+// Letting go of bytes may run code of the script's, which may run operators.
+TEST(PagerPlanTest, AnOperatorInTheMiddleOfThePlansTurnGoesOn) {
+    Training training(room_for(6), 16);
+    for (int i = 0; i < 3; ++i) {
+        training.step();
+    }
+    ASSERT_GT(training.world.pager.stats().arena_bytes, 0u);
+    int operators = 0;
+    training.world.port.after_release = [&] {
+        if (operators++ == 0) {
+            for (FakeOwner* owner : training.weights()) {
+                training.world.use(owner, UseKind::kBringIn);
+                training.world.pager.boundary();
+            }
+        }
+    };
+    training.step();
+    training.world.port.after_release = nullptr;
+    EXPECT_GT(operators, 0);
+    training.step();
+}
+
+TEST(PagerPlanTest, WhatIsPinnedForGoodIsNoPartOfThePlan) {
+    Training training(room_for(8), 16);
+    for (int i = 0; i < 3; ++i) {
+        training.step();
+    }
+    FakeOwner* fixed = training.any_resident();
+    training.world.pager.pin_for_good(fixed, 0);
+    void* const address = fixed->address;
+    for (int i = 0; i < 2; ++i) {
+        training.step();
+    }
+    // The arena can still be given back.
+    FakeOwner* large = training.world.make(4 * kLayer, 3);
+    EXPECT_TRUE(training.world.is_resident(large));
+    training.world.port.drop(large);
+    training.step();
+    EXPECT_EQ(fixed->address, address);
+}
+
+// An operator keeps the address of what it has in a frame.
+TEST(PagerPlanTest, AFrameThatIsPinnedForGoodStaysAndThePlanGoesOn) {
+    Training training(room_for(8), 16);
+    for (int i = 0; i < 3; ++i) {
+        training.step();
+    }
+    FakeOwner* fixed = training.any_resident();
+    Pins pins;
+    training.world.pager.begin_use({{fixed, false, UseKind::kBringIn}}, 0, &pins);
+    training.world.pager.pin_for_good(fixed, 0);
+    training.world.pager.end_use(&pins);
+    void* const address = fixed->address;
+    training.step();
+    const PagerStats before = training.world.pager.stats();
+    training.step();
+    const PagerStats after = training.world.pager.stats();
+    EXPECT_EQ(after.demanded_bytes, before.demanded_bytes);
+    EXPECT_GT(after.loaded_ahead_bytes, before.loaded_ahead_bytes);
+    // A plan whose arena cannot go is not given up.
+    training.world.port.drop(training.world.make(4 * kLayer, 3));
+    training.step();
+    EXPECT_GT(training.world.pager.stats().loaded_ahead_bytes, after.loaded_ahead_bytes);
+    EXPECT_EQ(fixed->address, address);
+}
+
+TEST(PagerPlanTest, AFrameThatIsFreedDuringACaptureWaitsForItsEnd) {
+    Training training(room_for(6), 16);
+    for (int i = 0; i < 3; ++i) {
+        training.step();
+    }
+    FakeOwner* owner = training.any_resident();
+    Pins pins;
+    training.world.pager.begin_use({{owner, false, UseKind::kBringIn}}, 0, &pins);
+    training.world.device.set_capturing(true);
+    training.world.pager.set_capturing(true);
+    training.drop(owner);  // Nothing can be recorded now: the device asserts it.
+    training.world.pager.set_capturing(false);
+    training.world.device.set_capturing(false);
+    training.world.pager.end_use(&pins);
 }
 
 TEST(PagerPlanTest, NoPlanWhereNothingMoves) {

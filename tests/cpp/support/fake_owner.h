@@ -84,6 +84,9 @@ public:
         EXPECT_TRUE(holds_no_lock());
         held_.fetch_sub(1);
         drop(static_cast<FakeOwner*>(owner));
+        if (const std::function<void()> copy = after_release) {
+            copy();
+        }
     }
     bool repoint(void* owner, void* from, void* to) override {
         expect_locked();
@@ -124,6 +127,8 @@ public:
     /// may replace themselves.
     std::function<void(FakeOwner&)> before_hold;
     std::function<void(FakeOwner&)> after_hold;
+    /// Run by release(): what letting go of bytes may run, such as a finalizer in Python.
+    std::function<void()> after_release;
 
 private:
     static void call(const std::function<void(FakeOwner&)>& hook, FakeOwner& owner) {

@@ -19,6 +19,10 @@ public:
     MemoryInfo memory_info() const override { return device_.memory_info(); }
     int numa_node() const override { return device_.numa_node(); }
     bool page_lock(void* address, size_t size_bytes, std::string* reason) override {
+        if (refuse_page_lock) {
+            *reason = "the test says so";
+            return false;
+        }
         return device_.page_lock(address, size_bytes, reason);
     }
     void page_unlock(void* address) noexcept override { device_.page_unlock(address); }
@@ -37,6 +41,10 @@ public:
     }
     Event copy(CopyDirection direction, void* target, const void* source, size_t size_bytes,
                const std::vector<Event>& after) override {
+        const uint64_t one_in = refuse_copy_one_in;
+        if (one_in != 0 && copies_.fetch_add(1) % one_in == one_in - 1) {
+            throw errors::copy_failed(words(direction), size_bytes, "the test says so");
+        }
         return device_.copy(direction, target, source, size_bytes, after);
     }
     bool is_capturing(StreamId stream) const override { return device_.is_capturing(stream); }
@@ -44,8 +52,11 @@ public:
 
     std::atomic<bool> refuse_record{false};
     std::atomic<bool> refuse_wait{false};
+    std::atomic<bool> refuse_page_lock{false};
+    std::atomic<uint64_t> refuse_copy_one_in{0};  // 0: none.
 
 private:
+    std::atomic<uint64_t> copies_{0};
     Device& device_;
 };
 

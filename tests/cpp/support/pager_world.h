@@ -15,6 +15,7 @@
 #include "pager/pager.h"
 #include "support/fake_owner.h"
 #include "support/flaky_device.h"
+#include "support/flaky_memory.h"
 
 namespace trainstream::testing {
 
@@ -43,8 +44,9 @@ struct PagerWorld {
         : device(options.device),
           door(device),
           memory({options.budget_bytes}),
+          memory_door(memory),
           host(door, {.limit_bytes = options.host_bytes, .grow_in_background = false}),
-          pager(door, memory, host, port, options.pager) {
+          pager(door, memory_door, host, port, options.pager) {
         device.set_faults(options.faults);
         port.attach(pager);
     }
@@ -124,6 +126,7 @@ struct PagerWorld {
     SimDevice device;
     FlakyDevice door;  // To the device, for the pager and its pool.
     SimMemory memory;
+    FlakyMemory memory_door;  // Likewise.
     HostPool host;
     FakeOwnerPort port;
     Pager pager;

@@ -1,0 +1,44 @@
+// tests/cpp/support/flaky_memory.h: device memory that breaks down when a test says so.
+#pragma once
+
+#include <atomic>
+#include <vector>
+
+#include "base/error.h"
+#include "device/device_memory.h"
+
+namespace trainstream::testing {
+
+/// Passes every call on. Lock: none; the flag may be set at any time.
+class FlakyMemory final : public DeviceMemory {
+public:
+    explicit FlakyMemory(DeviceMemory& memory) : memory_(memory) {}
+
+    void* allocate(size_t size_bytes, StreamId stream) override {
+        if (throws) {
+            throw errors::device("allocate", "the test says so");
+        }
+        return memory_.allocate(size_bytes, stream);
+    }
+    void free(void* address) noexcept override { memory_.free(address); }
+    void defer_reuse(void* address, StreamId stream) override {
+        memory_.defer_reuse(address, stream);
+    }
+    std::vector<Region> regions(StreamId stream) const override { return memory_.regions(stream); }
+    bool wants_rebuild(StreamId stream) const override { return memory_.wants_rebuild(stream); }
+    bool rebuild(StreamId stream) override { return memory_.rebuild(stream); }
+    size_t slack_bytes() const override { return memory_.slack_bytes(); }
+    void* allocate_beyond_budget(size_t size_bytes, StreamId stream) override {
+        return memory_.allocate_beyond_budget(size_bytes, stream);
+    }
+    uint64_t budget_bytes() const override { return memory_.budget_bytes(); }
+    uint64_t peak_bytes() const override { return memory_.peak_bytes(); }
+
+    /// Not for lack of memory: a device that reports an error of an earlier kernel.
+    std::atomic<bool> throws{false};
+
+private:
+    DeviceMemory& memory_;
+};
+
+}  // namespace trainstream::testing
