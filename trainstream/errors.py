@@ -84,7 +84,7 @@ def already_enabled(current: str, wanted: str) -> TrainstreamError:
     )
 
 
-def no_device_to_measure(vram: object) -> ConfigError:
+def share_of_no_gpu(vram: object) -> ConfigError:
     return ConfigError(
         f"vram:{vram} is a share of a GPU, and there is none here; give a budget a size such as "
         "24GiB"
