@@ -51,6 +51,10 @@ def set_too_late() -> str:
     )
 
 
+def report_not_written(path: str, reason: str) -> str:
+    return f"no report: {path} cannot be written ({reason}); the run goes on without one"
+
+
 def not_built(reason: str) -> TrainstreamError:
     return TrainstreamError(
         f"the compiled extension trainstream._C cannot be loaded ({reason}); build it with "

@@ -1,0 +1,116 @@
+"""The run report: what is recorded, where it is written, and that it never breaks a run."""
+
+import json
+
+import pytest
+from real_runner import exit_numbers, needs_extension, run_real
+from script_runner import run_script
+
+from trainstream import _record
+
+TRAIN = """
+model = torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False) for _ in range(6)])
+optimizer = torch.optim.AdamW(model.parameters())
+x = torch.randn(512, 512)
+for _ in range(4):
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+"""
+ON = {"PYTORCH_TRAINSTREAM": "1"}
+
+
+def conf(path) -> dict[str, str]:
+    return {**ON, "PYTORCH_TRAINSTREAM_CONF": f"device:sim,report:{path}"}
+
+
+def rows_of(report) -> list[dict]:
+    return [dict(zip(report["columns"], row, strict=True)) for row in report["steps"]]
+
+
+@needs_extension
+def test_report_has_a_record_for_each_step_whose_counters_add_up_to_the_exit_lines(tmp_path):
+    path = tmp_path / "run.json"
+    result = run_real(tmp_path, TRAIN, f"vram:9MiB,report:{path}")
+    report, numbers = json.loads(path.read_text()), exit_numbers(result)
+    rows = rows_of(report)
+    assert [row["last"] for row in rows] == [1, 2, 3, 4] and report["finished"]
+    assert sum(row["evicted_bytes"] for row in rows) == numbers["evicted"] > 0
+    assert sum(row["restored_bytes"] for row in rows) == numbers["restored"] > 0
+    assert rows[-1]["peak_bytes"] == numbers["peak"] and numbers["budget"] == 9 * 2**20
+    times = [row["elapsed_ns"] for row in rows]
+    assert times == sorted(times) and times[-1] <= report["elapsed_ns"]
+    step, _, now = report["memory"][-1]
+    assert step >= 3 and sum(now["weights"].get(p, 0) for p in ("device", "host_pinned")) == 6 << 20
+    assert sum(now["optimizer"].get(p, 0) for p in ("device", "host_pinned")) == 12 << 20
+
+
+@needs_extension
+def test_recording_changes_no_bit(tmp_path):
+    script = TRAIN + "print([digest(p) for p in model.parameters()])"
+    plain = run_real(tmp_path, script, None)
+    under = run_real(tmp_path, script, f"vram:9MiB,report:{tmp_path / 'run.json'}")
+    assert under.stdout == plain.stdout
+
+
+@pytest.mark.parametrize(("name", "reason"), [("no/run.json", "does not exist"), (".", "regular")])
+def test_unwritable_path_is_one_line_and_the_run_goes_on(tmp_path, name, reason):
+    result = run_script(tmp_path, "import torch\nprint(3)", **conf(tmp_path / name))
+    assert (result.status, result.stdout, len(result.lines())) == (0, "3\n", 2)
+    assert "no report" in result.lines()[0] and reason in result.lines()[0]
+
+
+def test_folder_that_goes_away_is_one_line_at_the_end(tmp_path):
+    (tmp_path / "out").mkdir()
+    script = f"import os, torch\nos.rmdir({str(tmp_path / 'out')!r})"
+    result = run_script(tmp_path, script, **conf(tmp_path / "out" / "run.json"))
+    assert result.status == 0 and len(result.lines()) == 2, result.stderr
+    assert "no report" in result.lines()[0]
+
+
+def test_ranks_write_files_of_their_own(tmp_path):
+    for rank in (0, 2):
+        run_script(tmp_path, "import torch", RANK=str(rank), **conf(tmp_path / "run.json"))
+    assert json.loads((tmp_path / "run.rank2.json").read_text())["rank"] == 2
+    assert json.loads((tmp_path / "run.json").read_text())["rank"] == 0
+
+
+def test_forked_children_write_nothing(tmp_path):
+    script = f"""
+    import os, torch
+    if os.fork() == 0:
+        raise SystemExit
+    os.wait()
+    print(os.path.exists({str(tmp_path / "run.json")!r}))
+    """
+    assert run_script(tmp_path, script, **conf(tmp_path / "run.json")).stdout == "False\n"
+
+
+def test_many_steps_take_bounded_memory_and_lose_no_byte():
+    steps = _record.Steps(records_max=8)
+    for step in range(1, 1001):
+        steps.add(1000 * step, {"evicted_bytes": 7 * step, "resident_bytes": step})
+        assert len(steps.rows) <= 8
+    rows = [dict(zip(_record.COLUMNS, row, strict=True)) for row in steps.rows]
+    assert sum(row["evicted_bytes"] for row in rows) == 7000
+    assert sum(row["steps"] for row in rows) == 1000
+    assert [(row["last"], row["resident_bytes"], row["elapsed_ns"]) for row in rows] == [
+        (row["last"], row["last"], 1000 * row["last"]) for row in rows
+    ]
+    assert max(row["longest_ns"] for row in rows) == 1000
+
+
+def test_samples_are_thinned_out_over_the_whole_run():
+    samples = _record.Samples(dict, samples_max=8)
+    for step in range(1, 1001):
+        samples.maybe_add(step, step * 10**9)
+        assert len(samples.rows) <= 8
+    steps = [row[0] for row in samples.rows]
+    assert steps[0] == 1 and steps[-1] > 800 and steps == sorted(set(steps))
+
+
+def test_file_is_replaced_as_a_whole(tmp_path):
+    path = tmp_path / "run.json"
+    _record.write_atomically(str(path), "one")
+    _record.write_atomically(str(path), "two")
+    assert [p.name for p in tmp_path.iterdir()] == ["run.json"] and path.read_text() == "two"
