@@ -1,12 +1,14 @@
-"""The run report: what is recorded, where it is written, and that it never breaks a run."""
+"""The run report: what is recorded, that it never breaks a run, and what is made of it."""
 
 import json
+import xml.etree.ElementTree
 
 import pytest
 from real_runner import exit_numbers, needs_extension, run_real
 from script_runner import run_script
 
-from trainstream import _record
+from trainstream import _record, errors
+from trainstream.cli import figure, page, run_file, trace
 
 TRAIN = """
 model = torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False) for _ in range(6)])
@@ -114,3 +116,97 @@ def test_file_is_replaced_as_a_whole(tmp_path):
     _record.write_atomically(str(path), "one")
     _record.write_atomically(str(path), "two")
     assert [p.name for p in tmp_path.iterdir()] == ["run.json"] and path.read_text() == "two"
+
+
+def report_of(rows, *, rates=None, samples=(), **totals) -> run_file.Run:
+    """A report of steps of one second; `rows` has what differs from zero."""
+    steps = []
+    for number, row in enumerate(rows, start=1):
+        known = {"last": number, "steps": 1, "elapsed_ns": number * 10**9, "longest_ns": 10**9}
+        steps.append([{**known, **row}.get(key, 0) for key in _record.COLUMNS])
+    content = {
+        "format": _record.FORMAT,
+        "version": _record.VERSION,
+        "script": "<b>train & go.py",
+        "totals": {"budget_bytes": 2**33, **totals},
+        "rates": rates,
+        "columns": _record.COLUMNS,
+        "steps": steps,
+        "memory": list(samples),
+    }
+    return run_file._run_of(json.loads(json.dumps(content)))
+
+
+RATES = {"both": {"to_device": 5e10, "to_host": 4e10}, "host_memory_bytes_per_second": 1.5e11}
+UP, DOWN, AHEAD, BUSY = "restored_bytes", "evicted_bytes", "loaded_ahead_bytes", "stall_ns"
+
+
+@pytest.mark.parametrize(
+    ("row", "rates", "words"),
+    [
+        ({}, None, "Nothing moves: the run fits its 8.00 GiB"),
+        ({UP: 10**9, AHEAD: 10**9, BUSY: 10**8}, RATES, "own work limits a step of 1.00 s"),
+        ({UP: 45 * 10**9, AHEAD: 45 * 10**9}, RATES, "The link to the device limits: 41.91 GiB"),
+        ({DOWN: 38 * 10**9, BUSY: 10**8}, RATES, "The link to the host limits"),
+        ({"in_place_bytes": 140 * 10**9}, RATES, "Host memory limits"),
+        ({UP: 10**9, BUSY: 9 * 10**8}, None, "Copying limits: copies ran for 900.0 ms, 90%"),
+        ({UP: 10**9, BUSY: 5 * 10**8}, RATES, "Waiting for copies limits: of 953.67 MiB"),
+    ],
+)
+def test_limit_is_named_with_the_numbers_that_say_so(row, rates, words):
+    assert words in run_file.limit(report_of([row] * 8, rates=rates))
+
+
+def test_page_is_one_file_that_asks_for_nothing_and_escapes_what_it_was_given():
+    samples = [[1, 10**9, {"weights": {"device": 2**30}, "optimizer": {"host_pinned": 2**31}}]]
+    text = page.make(report_of([{UP: 10**9, "strays": 3}] * 8, samples=samples))
+    assert "<b>train" not in text and "&lt;b&gt;train &amp; go.py" in text
+    assert not any(word in text for word in ("http", "<script", "<link", "src=", "@import", "url("))
+    tree = xml.etree.ElementTree.fromstring(
+        f"<x>{text[text.index('<h1') : text.index('</body')]}</x>"
+    )
+    titles = [heading.text for heading in tree.iter("h2")]
+    assert titles[:3] == ["Device memory", "Host memory", "Step time"]
+    assert len(list(tree.iter("svg"))) == 5  # No plan, so no chart of it.
+
+
+@pytest.mark.parametrize("rows", [[], [{}], [{UP: 1}] * 5000])
+def test_page_and_trace_are_made_of_any_number_of_steps(rows):
+    run = report_of(rows)
+    assert len(page.make(run)) < 600_000
+    assert len(trace.make(run)["traceEvents"]) == 2 + 5 * len(rows)
+
+
+def test_trace_has_each_step_at_its_time():
+    events = trace.make(report_of([{UP: 10}] * 3))["traceEvents"]
+    steps = [(e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
+    assert steps == [("step 1", 0, 1e6), ("step 2", 1e6, 1e6), ("step 3", 2e6, 1e6)]
+    assert all(set(event) >= {"name", "ph", "pid", "args"} for event in events)
+
+
+def test_png_is_drawn_or_the_message_says_what_is_missing(tmp_path):
+    path = tmp_path / "out.png"
+    try:
+        figure.write(report_of([{UP: 10}] * 3), str(path))
+    except errors.TrainstreamError as fault:
+        assert "pip install matplotlib" in str(fault) and not path.exists()
+    else:
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "cannot read"),
+        ("{", "it is no JSON"),
+        ("[]", 'has no "format"'),
+        ('{"format": "trainstream-run", "version": 9}', "version is 9"),
+        ('{"format": "trainstream-run", "version": 1}', "KeyError"),
+    ],
+)
+def test_what_is_no_report_is_one_clear_error(tmp_path, text, words):
+    path = tmp_path / "run.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(errors.TrainstreamError, match=words):
+        run_file.load(str(path))

@@ -55,6 +55,53 @@ def report_not_written(path: str, reason: str) -> str:
     return f"no report: {path} cannot be written ({reason}); the run goes on without one"
 
 
+def cannot_read(path: str, reason: str) -> TrainstreamError:
+    return TrainstreamError(f"cannot read {path}: {reason}")
+
+
+def no_run_report(path: str, reason: str) -> TrainstreamError:
+    return TrainstreamError(
+        f"{path} is no run report ({reason}); a run writes one with report:{path} in "
+        "PYTORCH_TRAINSTREAM_CONF, or under `trainstream run --report`"
+    )
+
+
+def cannot_write(path: str, reason: str) -> TrainstreamError:
+    return TrainstreamError(f"cannot write {path}: {reason}")
+
+
+def needs_matplotlib() -> TrainstreamError:
+    return TrainstreamError(
+        "a PNG is drawn by matplotlib, which is not installed here; `pip install matplotlib`, or "
+        "take the HTML page, which needs nothing"
+    )
+
+
+def no_such_program(name: str) -> TrainstreamError:
+    return TrainstreamError(
+        f"there is no script or program {name!r} here; write trainstream run [options] train.py "
+        "[arguments], or trainstream run [options] torchrun ... train.py"
+    )
+
+
+def no_entry_point() -> TrainstreamError:
+    return TrainstreamError(
+        "the script would not find trainstream: its entry point in the group torch.backends is not "
+        "installed; `pip install --no-build-isolation .`, or `make build` in a clone"
+    )
+
+
+def no_benchmarks(folder: str) -> TrainstreamError:
+    return TrainstreamError(
+        f"benchmarks are scripts of a clone of the repository, and there are none in {folder}; "
+        "clone it, build it (`make build`) and run `python -m trainstream bench` there"
+    )
+
+
+def no_such_benchmark(name: str, known: list[str]) -> ConfigError:
+    return ConfigError(f"there is no benchmark {name!r}; there are: {', '.join(known)}")
+
+
 def not_built(reason: str) -> TrainstreamError:
     return TrainstreamError(
         f"the compiled extension trainstream._C cannot be loaded ({reason}); build it with "

@@ -1,0 +1,1 @@
+"""The command line: `trainstream report` and what it is made of."""
