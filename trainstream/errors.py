@@ -84,6 +84,23 @@ def no_such_program(name: str) -> TrainstreamError:
     )
 
 
+def no_script() -> ConfigError:
+    return ConfigError(
+        "no script is given; write trainstream run [options] train.py [arguments] (--help has more)"
+    )
+
+
+def cannot_start(name: str, reason: str) -> TrainstreamError:
+    return TrainstreamError(f"cannot start {name}: {reason}")
+
+
+def autoload_is_off(variable: str) -> TrainstreamError:
+    return TrainstreamError(
+        f"{variable}=0 keeps torch from calling trainstream in the script; unset it, or call "
+        "trainstream.enable() in the script"
+    )
+
+
 def no_entry_point() -> TrainstreamError:
     return TrainstreamError(
         "the script would not find trainstream: its entry point in the group torch.backends is not "

@@ -1,1 +1,1 @@
-"""The command line: `trainstream report` and what it is made of."""
+"""The command line: `trainstream run`, `info`, `report` and `bench`."""

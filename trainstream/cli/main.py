@@ -15,11 +15,16 @@ GOOD, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 # A command's module is imported when it is asked for: some take torch, all take time.
 _COMMANDS = {
+    "run": "run a script under trainstream",
+    "info": "what this machine gives, and what works on it",
     "report": "a run report as a page, a picture or a trace",
+    "bench": "run a benchmark of a clone",
 }
 _EXAMPLES = """\
 examples:
+  trainstream run --vram 12GiB --report run.json train.py --epochs 3
   trainstream report run.json
+  trainstream info
 """
 
 
