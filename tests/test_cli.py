@@ -1,5 +1,6 @@
 """The command line: what each command does, its exit status, and that faults are one line."""
 
+import dataclasses
 import json
 import os
 import pty
@@ -10,7 +11,7 @@ import pytest
 from real_runner import needs_extension
 from script_runner import ROOT, make_site, plain_environment
 
-from trainstream.cli import bench, console, main, run
+from trainstream.cli import bench, console, estimate, main, model_shape, run
 
 SHOW = "import os, sys\nprint(os.environ.get('PYTORCH_TRAINSTREAM_CONF'), sys.argv[1:])\n"
 
@@ -43,7 +44,7 @@ def call(capsys, *words) -> tuple[int, str, str]:
 
 
 def test_help_of_every_command_has_examples(capsys):
-    for name in ("run", "info", "report", "bench"):
+    for name in ("run", "info", "fit", "report", "bench"):
         status, out, _ = call(capsys, name, "--help")
         assert status == 0 and f"  trainstream {name}" in out.split("examples:")[1]
 
@@ -59,6 +60,8 @@ def test_help_of_every_command_has_examples(capsys):
         (["run"], 2, "no script is given"),
         (["run", "--vram", "much", "train.py"], 2, "bad value 'much' for key 'vram'"),
         (["run", "--speed", "9", "train.py"], 2, "unrecognized arguments: --speed"),
+        (["fit", "config.json"], 2, "required: --tokens"),
+        (["fit", "config.json", "--tokens", "0"], 2, "'0' is no whole number from 1 on"),
         (["bench", "nothing"], 2, "there are: compare, main_job"),
     ],
 )
@@ -157,6 +160,138 @@ def test_bench_runs_a_script_with_its_arguments(environment):
     done = command(environment, "bench", "optimizer-engines", "--help")
     assert done.returncode == 0 and "optimizer_engines.py" in done.stdout
     assert command(environment, "bench", "optimizer_engines", "--nonsense").returncode == 1
+
+
+QWEN2 = {"model_type": "qwen2", "tie_word_embeddings": False}
+BIG = {
+    **QWEN2,
+    "hidden_size": 3584,
+    "num_hidden_layers": 28,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+}
+SMALL = {
+    **QWEN2,
+    "hidden_size": 2048,
+    "num_hidden_layers": 24,
+    "intermediate_size": 5632,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+}
+TINY = {
+    "hidden_size": 256,
+    "num_hidden_layers": 3,
+    "intermediate_size": 704,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [
+        (BIG, 7_615_616_512),
+        # Of transformers 5 and its own default configurations, by AutoModelForCausalLM on "meta".
+        ({**TINY, "model_type": "llama"}, 2_725_632),
+        ({**TINY, "model_type": "qwen3", "head_dim": 128}, 3_316_224),
+        ({**TINY, "model_type": "gemma2", "head_dim": 64}, 2_471_168),
+        ({**TINY, "model_type": "mixtral", "num_local_experts": 4}, 7_594_752),
+        ({**TINY, "model_type": "phi"}, 2_191_400),
+        (
+            {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12}
+            | {"vocab_size": 50257, "n_positions": 1024},
+            124_439_808,
+        ),
+    ],
+)
+def test_parameters_are_counted_exactly(config, parameters):
+    assert model_shape.shape_of(config).parameters == parameters
+
+
+@pytest.mark.parametrize(("config", "measured"), [(BIG, 62.7e9), (SMALL, 11.7e9)])
+def test_stock_peak_is_within_a_tenth_of_what_was_measured(config, measured):
+    """One H200, 8192 tokens, checkpointing, everything in bfloat16, fused AdamW."""
+    job = estimate.Job(model_shape.shape_of(config), tokens=8192, length=2048)
+    assert estimate.need(job).peak == pytest.approx(measured, rel=0.1)
+
+
+def test_more_of_anything_needs_more():
+    job = estimate.Job(model_shape.shape_of(SMALL), tokens=8192, length=2048)
+    peak = estimate.need(job).peak
+    for change in ({"tokens": 16384}, {"dtype": "float32"}, {"checkpointing": False}):
+        assert estimate.need(dataclasses.replace(job, **change)).peak > 1.2 * peak
+    assert estimate.need(dataclasses.replace(job, optimizer="host")).peak < peak
+
+
+def fit_json(capsys, tmp_path, config, *words) -> dict:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    rates = "--to-device 50 --to-host 50 --host-memory 150 --tflops 500 --ram 200GiB".split()
+    status, out, stderr = call(capsys, "fit", tmp_path, "--tokens", 8192, "--json", *rates, *words)
+    assert status == 0, stderr
+    return json.loads(out)
+
+
+@needs_extension
+def test_fit_pages_less_under_a_larger_budget_and_nothing_where_all_fits(capsys, tmp_path):
+    made = [fit_json(capsys, tmp_path, BIG, "--vram", f"{gib}GiB") for gib in (22, 30, 50, 80)]
+    paged = [sum(one["plan"]["paged"].values()) for one in made]
+    assert paged == sorted(paged, reverse=True) and paged[0] > 40e9 and paged[-1] == 0
+    assert [one["limit"] for one in made[:1] + made[-1:]] == ["the link to the device", "computing"]
+    for one in made:
+        assert one["step_seconds"] == max(one["seconds"].values())
+        stays = one["need_bytes"]["weights"] - one["plan"]["paged"]["weights"]
+        assert stays + one["plan"]["inflight"] < one["plan"]["device_bytes"]
+
+
+@needs_extension
+def test_fit_of_a_whole_paged_model_moves_12_bytes_a_parameter_in_and_8_out(capsys, tmp_path):
+    made = fit_json(capsys, tmp_path, SMALL, "--vram", "4.37GiB")
+    count = made["parameters"]
+    assert made["moved_bytes"]["to_device"] == pytest.approx(12 * count, rel=0.02)
+    assert made["moved_bytes"]["to_host"] == pytest.approx(8 * count, rel=0.02)
+    assert made["seconds"]["the link to the device"] == pytest.approx(12 * count / 50e9, rel=0.02)
+
+
+@needs_extension
+def test_fit_that_cannot_be_is_refused_with_the_arithmetic(capsys, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(BIG))
+    for words, text in (
+        (["--vram", "8GiB", "--ram", "200GiB"], "Raise vram by at least"),
+        (["--vram", "24GiB", "--ram", "8GiB"], "Raise ram by at least"),
+    ):
+        status, _, stderr = call(capsys, "fit", tmp_path, "--tokens", 8192, *words)
+        assert status == 1 and text in stderr and len(stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "no network is asked"),
+        ("{", "it is no JSON"),
+        ("[]", "no JSON object"),
+        ('{"model_type": "llama"}', "it has no hidden_size or n_embd"),
+        (json.dumps({**TINY, "hidden_size": -1}), "hidden_size is -1"),
+        (json.dumps({**TINY, "is_encoder_decoder": True}), "only plain decoders"),
+    ],
+)
+def test_fit_of_what_is_no_model_is_one_clear_line(capsys, tmp_path, content, words):
+    model = "some/model"
+    if content is not None:
+        model = tmp_path / "config.json"
+        model.write_text(content)
+    status, _, stderr = call(capsys, "fit", model, "--tokens", 8)
+    assert status == 1 and words in stderr and len(stderr.splitlines()) == 1
+
+
+def test_fit_of_an_unknown_model_type_says_what_it_assumed(capsys, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**TINY, "model_type": "newest"}))
+    status, out, _ = call(capsys, "fit", tmp_path, "--tokens", 8)
+    assert status == 0 and "'newest' is not known: counted as Llama's" in out
 
 
 def test_tables_without_rich_are_plain_text(capsys, monkeypatch):

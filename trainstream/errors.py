@@ -66,6 +66,25 @@ def no_run_report(path: str, reason: str) -> TrainstreamError:
     )
 
 
+def no_count(text: str) -> str:
+    return f"{text!r} is no whole number from 1 on"
+
+
+def no_rate(text: str) -> str:
+    return f"{text!r} is no number above 0"
+
+
+def no_model(name: str) -> TrainstreamError:
+    return TrainstreamError(
+        f"{name} is no config.json, no folder with one, and not in Hugging Face's cache; no "
+        "network is asked: download the model's config.json and give its path"
+    )
+
+
+def no_model_config(path: str, reason: str) -> TrainstreamError:
+    return TrainstreamError(f"{path} is no configuration of a decoder: {reason}")
+
+
 def cannot_write(path: str, reason: str) -> TrainstreamError:
     return TrainstreamError(f"cannot write {path}: {reason}")
 

@@ -1,1 +1,1 @@
-"""The command line: `trainstream run`, `info`, `report` and `bench`."""
+"""The command line: `trainstream run`, `info`, `fit`, `report` and `bench`."""

@@ -17,6 +17,7 @@ GOOD, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 _COMMANDS = {
     "run": "run a script under trainstream",
     "info": "what this machine gives, and what works on it",
+    "fit": "what a model needs, what fits, and what limits a step",
     "report": "a run report as a page, a picture or a trace",
     "bench": "run a benchmark of a clone",
 }
@@ -24,6 +25,7 @@ _EXAMPLES = """\
 examples:
   trainstream run --vram 12GiB --report run.json train.py --epochs 3
   trainstream report run.json
+  trainstream fit config.json --tokens 8192 --vram 24GiB
   trainstream info
 """
 
@@ -95,5 +97,6 @@ def _parser(asked: str | None) -> argparse.ArgumentParser:
 
 
 def _say(fault: Exception, status: int) -> int:
-    print(f"trainstream: {fault}", file=sys.stderr)
+    text = str(fault).removeprefix("trainstream: ")  # The core's own messages begin with it.
+    print(f"trainstream: {text}", file=sys.stderr)
     return status
