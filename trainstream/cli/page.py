@@ -317,6 +317,10 @@ def _memory_table(run: run_file.Run) -> str:
     return _table(f"Memory at the end of step {step}", ["", *places.values()], rows)
 
 
+def _setting(text: str) -> str:
+    return format_bytes(int(text)) if text.isdecimal() and len(text) > 3 else text
+
+
 def _settings_table(run: run_file.Run) -> str:
-    rows = [[str(key), str(value)] for key, value in run.raw.get("config", {}).items()]
+    rows = [[str(key), _setting(str(value))] for key, value in run.raw.get("config", {}).items()]
     return _table("Settings", [], rows)

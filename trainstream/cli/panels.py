@@ -91,11 +91,11 @@ def _device(run: Run) -> Panel:
 def _host(run: Run) -> Panel:
     steps = [step for step, _, _ in run.samples]
     copies = [sum(r.get("host_copies", 0) for r in now.values()) for _, _, now in run.samples]
-    beside = Series("copies of what is on the device", SKY, steps, copies)
+    beside = Series("host copies", SKY, steps, copies)
     return Panel(
         "Host memory",
         "bytes",
-        "By kind, at the ends of steps, and what is page-locked for it.",
+        "By kind, at the ends of steps; host copies are of what is on the device as well.",
         _by_kind(run, _ON_HOST) + ([beside] if any(copies) else []),
         [_gauge(run, "page-locked", "ink", "page_locked_bytes")],
     )
@@ -117,7 +117,7 @@ def _time(run: Run) -> Panel:
 
 def _moved(run: Run) -> Panel:
     return Panel(
-        "Bytes a step, each way",
+        "Bytes a step",
         "bytes",
         "Used in place: by operators, over the link. Left without a copy: the host's was right.",
         lines=[
