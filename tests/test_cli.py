@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from real_runner import needs_extension
 from script_runner import ROOT, make_site, plain_environment
 
@@ -315,3 +316,13 @@ def test_tables_in_a_terminal_are_drawn_by_rich(environment):
         pass
     os.close(ours)
     assert process.wait() == 0 and "│".encode() in shown
+
+
+@needs_extension
+def test_fit_names_a_limit_only_where_every_term_is_known(capsys, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    words = ["fit", tmp_path, "--tokens", 8192, "--ram", "100GiB", "--tflops", 400]
+    assert "Computing limits" in call(capsys, *words, "--vram", "20GiB")[1]
+    if not torch.cuda.is_available():
+        out = call(capsys, *words, "--vram", "6GiB")[1]
+        assert "limits" not in out and "host memory (--host-memory)" in out

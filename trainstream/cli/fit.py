@@ -23,6 +23,12 @@ Face's cache; weights are not read and no network is asked. Rates that are not g
 `trainstream info`, where there is a GPU. The step is a bound: copies hidden wherever they can be.
 """
 _GIVEN = 1.0  # Operations a second where a step's seconds are given in their place.
+_FLAGS = {
+    "computing": "--tflops or --stock-step",
+    "the link to the device": "--to-device",
+    "the link to the host": "--to-host",
+    "host memory": "--host-memory",
+}
 _KINDS = ("states", "gradients", "weights", "kept")
 _TEXTS = {
     "states": "moments",
@@ -244,7 +250,7 @@ def _print_need(job: Job, need: Need, console: Console) -> None:
         (kept, need.kept),
         ("one layer's work in backward", need.working),
         ("logits, loss and their gradient", need.logits),
-        ("peak without trainstream", need.peak),
+        ("stock's peak" if need.states else "peak without a budget", need.peak),
     ]
     if need.host_states:
         rows.append(("trainstream.optim, in host memory", need.host_states))
@@ -287,11 +293,26 @@ def _print_step(moved: Traffic, terms: list, console: Console) -> None:
     rows = [_row_of_term(*term) for term in terms]
     console.table("a step, at best", ("", "amount", "rate", "time"), rows)
     name, _, _, seconds = max(terms, key=lambda term: term[3])
+    missing = [f"{term} ({_FLAGS[term]})" for term in _not_known(moved, terms)]
+    if missing:
+        console.line(
+            f"A step takes {format_seconds(seconds)} at least, for {name} alone; not known: "
+            f"{', '.join(missing)}."
+        )
+    else:
+        sentence = f"{name} limits: at best {format_seconds(seconds)} a step."
+        console.line(sentence[0].upper() + sentence[1:])
+
+
+def _not_known(moved: Traffic, terms: list) -> list[str]:
+    """Terms without a rate that are not nothing."""
+    nothing = {
+        "the link to the device": moved.to_device == 0,
+        "the link to the host": moved.to_host == 0,
+        "host memory": moved.host_memory == 0,
+    }
     known = {term[0] for term in terms}
-    missing = [] if "computing" in known else ["computing (--tflops or --stock-step)"]
-    beside = f"; not known: {', '.join(missing)}" if missing else ""
-    sentence = f"{name} limits: at best {format_seconds(seconds)} a step{beside}."
-    console.line(sentence[0].upper() + sentence[1:])
+    return [name for name in _FLAGS if name not in known and not nothing.get(name)]
 
 
 def _row_of_term(name: str, amount: float, rate: float, seconds: float) -> tuple[str, ...]:
@@ -313,5 +334,6 @@ def _as_dict(shape, need: Need, plan: Plan | None, moved: Traffic | None, terms:
         "seconds": {name: seconds for name, _, _, seconds in terms},
         "limit": None if limit is None else limit[0],
         "step_seconds": None if limit is None else limit[3],
+        "not_known": [] if moved is None else _not_known(moved, terms),
         "note": shape.note,
     }
