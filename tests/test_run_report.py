@@ -1,13 +1,15 @@
 """The run report: what is recorded, that it never breaks a run, and what is made of it."""
 
 import json
+import time
+import types
 import xml.etree.ElementTree
 
 import pytest
 from real_runner import exit_numbers, needs_extension, run_real
 from script_runner import run_script
 
-from trainstream import _record, errors
+from trainstream import _record, config, errors
 from trainstream.cli import figure, page, run_file, trace
 
 TRAIN = """
@@ -22,7 +24,7 @@ for _ in range(4):
 ON = {"PYTORCH_TRAINSTREAM": "1"}
 
 
-def conf(path) -> dict[str, str]:
+def switched_on(path) -> dict[str, str]:
     return {**ON, "PYTORCH_TRAINSTREAM_CONF": f"device:sim,report:{path}"}
 
 
@@ -57,7 +59,7 @@ def test_recording_changes_no_bit(tmp_path):
 
 @pytest.mark.parametrize(("name", "reason"), [("no/run.json", "does not exist"), (".", "regular")])
 def test_unwritable_path_is_one_line_and_the_run_goes_on(tmp_path, name, reason):
-    result = run_script(tmp_path, "import torch\nprint(3)", **conf(tmp_path / name))
+    result = run_script(tmp_path, "import torch\nprint(3)", **switched_on(tmp_path / name))
     assert (result.status, result.stdout, len(result.lines())) == (0, "3\n", 2)
     assert "no report" in result.lines()[0] and reason in result.lines()[0]
 
@@ -65,14 +67,14 @@ def test_unwritable_path_is_one_line_and_the_run_goes_on(tmp_path, name, reason)
 def test_folder_that_goes_away_is_one_line_at_the_end(tmp_path):
     (tmp_path / "out").mkdir()
     script = f"import os, torch\nos.rmdir({str(tmp_path / 'out')!r})"
-    result = run_script(tmp_path, script, **conf(tmp_path / "out" / "run.json"))
+    result = run_script(tmp_path, script, **switched_on(tmp_path / "out" / "run.json"))
     assert result.status == 0 and len(result.lines()) == 2, result.stderr
     assert "no report" in result.lines()[0]
 
 
 def test_ranks_write_files_of_their_own(tmp_path):
     for rank in (0, 2):
-        run_script(tmp_path, "import torch", RANK=str(rank), **conf(tmp_path / "run.json"))
+        run_script(tmp_path, "import torch", RANK=str(rank), **switched_on(tmp_path / "run.json"))
     assert json.loads((tmp_path / "run.rank2.json").read_text())["rank"] == 2
     assert json.loads((tmp_path / "run.json").read_text())["rank"] == 0
 
@@ -85,7 +87,34 @@ def test_forked_children_write_nothing(tmp_path):
     os.wait()
     print(os.path.exists({str(tmp_path / "run.json")!r}))
     """
-    assert run_script(tmp_path, script, **conf(tmp_path / "run.json")).stdout == "False\n"
+    assert run_script(tmp_path, script, **switched_on(tmp_path / "run.json")).stdout == "False\n"
+
+
+def recorder_at(path, monkeypatch, stats) -> _record.Recorder:
+    monkeypatch.setattr(_record, "_WRITE_EVERY_NS", 0)
+    monkeypatch.setattr(_record, "_memory_by_kind", dict)
+    extension, began_ns = types.SimpleNamespace(stats=stats), time.monotonic_ns()
+    settings = {"config": config.Config(), "device": "sim", "started_ns": began_ns}
+    return _record.Recorder(str(path), types.SimpleNamespace(extension=extension, **settings))
+
+
+def test_file_is_there_while_the_run_goes_on(tmp_path, monkeypatch):
+    path = tmp_path / "run.json"
+    recorder = recorder_at(path, monkeypatch, lambda: {"evicted_bytes": 7, "budget_bytes": 9})
+    recorder.step()
+    assert not json.loads(path.read_text())["finished"]
+    assert run_file.load(str(path)).records[0]["evicted_bytes"] == 7
+    recorder.finish()
+    assert json.loads(path.read_text())["finished"]
+
+
+def test_fault_while_recording_is_one_line_and_ends_it(tmp_path, monkeypatch, capsys):
+    recorder = recorder_at(tmp_path / "run.json", monkeypatch, lambda: 1 / 0)
+    for _ in range(3):
+        recorder.step()
+    recorder.finish()
+    stderr = capsys.readouterr().err
+    assert len(stderr.splitlines()) == 1 and "ZeroDivisionError" in stderr
 
 
 def test_many_steps_take_bounded_memory_and_lose_no_byte():
