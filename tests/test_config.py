@@ -40,7 +40,7 @@ def test_empty_text_gives_the_defaults():
 def test_every_key_is_read():
     got = config.parse_conf(
         "vram:40%, ram:2GiB ,device:SIM,optimizer:hybrid,moments:bfloat16,min_storage:64KiB,"
-        "verify:1,log:debug"
+        "verify:1,report:out/run.json,log:debug"
     )
     assert got == Config(
         vram=Amount(percent=40),
@@ -50,6 +50,7 @@ def test_every_key_is_read():
         moments="bfloat16",
         min_storage=2**16,
         verify=True,
+        report="out/run.json",
         log="debug",
     )
 
@@ -69,7 +70,7 @@ def test_amounts_are_encoded_for_the_extension():
 
 
 def test_text_of_a_configuration_gives_it_back():
-    conf = config.parse_conf("vram:40%,ram:1GiB,device:cuda,verify:1,log:info")
+    conf = config.parse_conf("vram:40%,ram:1GiB,device:cuda,verify:1,report:a:b.json,log:info")
     assert config.parse_conf(str(conf)) == conf
 
 
@@ -87,6 +88,7 @@ def test_text_of_a_configuration_gives_it_back():
         ("device:tpu", ["'tpu'", "'device'", "auto, cuda, sim"]),
         ("optimizer:sgd", ["'sgd'", "'optimizer'", "stock, host, stream, hybrid, auto"]),
         ("verify:yes", ["'yes'", "'verify'", "0, 1"]),
+        ("report:", ["'report'", "name of a file"]),
         ("log:loud", ["'loud'", "'log'", "off, warn, info, debug"]),
         ("vram", ["'vram'", "key:value"]),
         ("vram:1GiB,", ["''", "key:value"]),

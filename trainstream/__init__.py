@@ -43,6 +43,8 @@ def enable(**keys: object) -> None:
         moments: "float32", "bfloat16" or "auto", of those optimizers. Default "auto".
         min_storage: Storages under this size are never touched. Default "1MiB".
         verify: True checks that every storage dropped without a copy loses nothing. Default False.
+        report: File for the run report, which `trainstream report` shows; it is written every ten
+            seconds and at the end. Default: none.
         log: "off", "warn", "info" or "debug". Default "warn".
         Keys not given come from PYTORCH_TRAINSTREAM_CONF where it names them.
 

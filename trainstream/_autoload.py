@@ -33,9 +33,14 @@ def autoload() -> None:
 
 def say_off(reason: str) -> None:
     """Writes the one line that says why trainstream is off; gives up silently without a stderr."""
+    say(f"off: {reason}")
+
+
+def say(text: str) -> None:
+    """Writes one line to stderr; gives up silently without one."""
     try:
         # One write, so that lines of several processes do not mix.
-        sys.stderr.write(f"trainstream: off: {reason}\n")
+        sys.stderr.write(f"trainstream: {text}\n")
         sys.stderr.flush()
     except Exception:
         pass

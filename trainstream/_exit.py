@@ -4,15 +4,22 @@ import atexit
 import os
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing import parent_process, util
 from types import ModuleType
 
 _printed = False
 
 
-def install(extension: ModuleType, started_ns: int) -> None:
-    """Called once for each process, when trainstream is switched on."""
-    arguments = (extension, started_ns, os.getpid())
+def install(
+    extension: ModuleType, started_ns: int, before_line: Callable[[], None] | None = None
+) -> None:
+    """Called once for each process, when trainstream is switched on.
+
+    Args:
+        before_line: What else is to be done at the end, as writing the run report. It never raises.
+    """
+    arguments = (extension, started_ns, os.getpid(), before_line)
     atexit.register(_finish, *arguments)
     _finish_in_children_too(arguments)
 
@@ -51,12 +58,16 @@ def line(stats: dict[str, int | float | str], elapsed_ns: int) -> str:
     return "trainstream: " + " ".join(f"{key}={value}" for key, value in fields.items())
 
 
-def _finish(extension: ModuleType, started_ns: int, pid: int) -> None:
+def _finish(
+    extension: ModuleType, started_ns: int, pid: int, before_line: Callable[[], None] | None
+) -> None:
     """Stops the watching, then prints the line: once, and not in forked children."""
     global _printed
     if _printed or pid != os.getpid():
         return
     _printed = True
+    if before_line is not None:
+        before_line()
     try:
         elapsed_ns = time.monotonic_ns() - started_ns
         extension.close()

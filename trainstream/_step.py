@@ -1,6 +1,7 @@
 """Around a step of any optimizer: what it may write counts as written, and steps are counted."""
 
 import weakref
+from collections.abc import Callable
 from types import ModuleType
 
 import torch
@@ -18,8 +19,12 @@ def stepped_optimizers() -> list[Optimizer]:
     return list(_stepped.values())
 
 
-def install(extension: ModuleType) -> None:
-    """Registers the hook. Called once for each process, when trainstream is switched on."""
+def install(extension: ModuleType, after_step: Callable[[], None] | None = None) -> None:
+    """Registers the hook. Called once for each process, when trainstream is switched on.
+
+    Args:
+        after_step: What else is to be done after each step; it never raises. Default None.
+    """
     known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     def before(optimizer, args, kwargs) -> None:
@@ -37,6 +42,8 @@ def install(extension: ModuleType) -> None:
                 known.add(optimizer)
                 optimizer.register_step_pre_hook(before)
         extension.step_done()
+        if after_step is not None:
+            after_step()
 
     register_optimizer_step_post_hook(after)
 

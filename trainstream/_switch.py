@@ -13,7 +13,7 @@ from types import ModuleType
 
 import torch
 
-from trainstream import _edges, _exit, _foreach, _step, config, errors
+from trainstream import _edges, _exit, _foreach, _record, _step, config, errors
 
 
 @dataclass(frozen=True)
@@ -178,8 +178,9 @@ def _cuda_allocator(extension: ModuleType, wanted: config.Config):
 def _finish(wanted: config.Config, device: str, extension: ModuleType) -> None:
     global _state
     state = State(wanted, device, extension, time.monotonic_ns())
-    _exit.install(extension, state.started_ns)
-    _step.install(extension)
+    recorder = _record.make(wanted.report, state)
+    _exit.install(extension, state.started_ns, recorder and recorder.finish)
+    _step.install(extension, recorder and recorder.step)
     _edges.install(extension, device)
     _foreach.install(extension, device)
     _state = state

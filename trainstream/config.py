@@ -64,6 +64,7 @@ class Config:
         moments: "float32", "bfloat16" or "auto", of those. Default "auto".
         min_storage: Storages under this many bytes are never touched. Default 1 MiB.
         verify: Check that every clean drop loses nothing; slow. Default False.
+        report: File that gets the run report; "" for none. Default "".
         log: "off", "warn", "info" or "debug". Default "warn".
     """
 
@@ -74,11 +75,13 @@ class Config:
     moments: str = "auto"
     min_storage: int = 2**20
     verify: bool = False
+    report: str = ""
     log: str = "warn"
 
     def __str__(self) -> str:
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return ",".join(f"{k}:{int(v) if isinstance(v, bool) else v}" for k, v in values)
+        given = ((k, v) for k, v in values if v != "")
+        return ",".join(f"{k}:{int(v) if isinstance(v, bool) else v}" for k, v in given)
 
 
 def parse_size(text: str) -> int | None:
@@ -126,6 +129,13 @@ def _flag(key: str, text: str) -> bool:
     return text == "1"
 
 
+def _file(key: str, text: str) -> str:
+    # With a comma the text of a configuration would not give it back.
+    if not text or "," in text:
+        raise errors.bad_value(key, text, "the name of a file, without a comma, such as run.json")
+    return text
+
+
 _PARSERS: dict[str, Callable[[str, str], object]] = {
     "vram": _amount,
     "ram": _amount,
@@ -134,6 +144,7 @@ _PARSERS: dict[str, Callable[[str, str], object]] = {
     "moments": _one_of("auto", "float32", "bfloat16"),
     "min_storage": _size,
     "verify": _flag,
+    "report": _file,
     "log": _one_of("off", "warn", "info", "debug"),
 }
 KEYS = list(_PARSERS)

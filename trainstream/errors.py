@@ -51,6 +51,93 @@ def set_too_late() -> str:
     )
 
 
+def report_not_written(path: str, reason: str) -> str:
+    return f"no report: {path} cannot be written ({reason}); the run goes on without one"
+
+
+def cannot_read(path: str, reason: str) -> TrainstreamError:
+    return TrainstreamError(f"cannot read {path}: {reason}")
+
+
+def no_run_report(path: str, reason: str) -> TrainstreamError:
+    return TrainstreamError(
+        f"{path} is no run report ({reason}); a run writes one with report:{path} in "
+        "PYTORCH_TRAINSTREAM_CONF, or under `trainstream run --report`"
+    )
+
+
+def no_count(text: str) -> str:
+    return f"{text!r} is no whole number from 1 on"
+
+
+def no_rate(text: str) -> str:
+    return f"{text!r} is no number above 0"
+
+
+def no_model(name: str) -> TrainstreamError:
+    return TrainstreamError(
+        f"{name} is no config.json, no folder with one, and not in Hugging Face's cache; no "
+        "network is asked: download the model's config.json and give its path"
+    )
+
+
+def no_model_config(path: str, reason: str) -> TrainstreamError:
+    return TrainstreamError(f"{path} is no configuration of a decoder: {reason}")
+
+
+def cannot_write(path: str, reason: str) -> TrainstreamError:
+    return TrainstreamError(f"cannot write {path}: {reason}")
+
+
+def needs_matplotlib() -> TrainstreamError:
+    return TrainstreamError(
+        "a PNG is drawn by matplotlib, which is not installed here; `pip install matplotlib`, or "
+        "take the HTML page, which needs nothing"
+    )
+
+
+def no_such_program(name: str) -> TrainstreamError:
+    return TrainstreamError(
+        f"there is no script or program {name!r} here; write trainstream run [options] train.py "
+        "[arguments], or trainstream run [options] torchrun ... train.py"
+    )
+
+
+def no_script() -> ConfigError:
+    return ConfigError(
+        "no script is given; write trainstream run [options] train.py [arguments] (--help has more)"
+    )
+
+
+def cannot_start(name: str, reason: str) -> TrainstreamError:
+    return TrainstreamError(f"cannot start {name}: {reason}")
+
+
+def autoload_is_off(variable: str) -> TrainstreamError:
+    return TrainstreamError(
+        f"{variable}=0 keeps torch from calling trainstream in the script; unset it, or call "
+        "trainstream.enable() in the script"
+    )
+
+
+def no_entry_point() -> TrainstreamError:
+    return TrainstreamError(
+        "the script would not find trainstream: its entry point in the group torch.backends is not "
+        "installed; `pip install --no-build-isolation .`, or `make build` in a clone"
+    )
+
+
+def no_benchmarks(folder: str) -> TrainstreamError:
+    return TrainstreamError(
+        f"benchmarks are scripts of a clone of the repository, and there are none in {folder}; "
+        "clone it, build it (`make build`) and run `python -m trainstream bench` there"
+    )
+
+
+def no_such_benchmark(name: str, known: list[str]) -> ConfigError:
+    return ConfigError(f"there is no benchmark {name!r}; there are: {', '.join(known)}")
+
+
 def not_built(reason: str) -> TrainstreamError:
     return TrainstreamError(
         f"the compiled extension trainstream._C cannot be loaded ({reason}); build it with "
@@ -84,7 +171,7 @@ def already_enabled(current: str, wanted: str) -> TrainstreamError:
     )
 
 
-def no_device_to_measure(vram: object) -> ConfigError:
+def share_of_no_gpu(vram: object) -> ConfigError:
     return ConfigError(
         f"vram:{vram} is a share of a GPU, and there is none here; give a budget a size such as "
         "24GiB"

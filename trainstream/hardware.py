@@ -130,6 +130,15 @@ def profile(refresh: bool) -> HardwareProfile:
     return _profile_of({"device": target.name, **measured, **available})
 
 
+def kept_rates() -> dict | None:
+    """What was measured on this machine before, as the file has it; None where nothing was.
+
+    Measures nothing. Raises as profile_hardware does where there is no device.
+    """
+    facts = _facts_of(_find_target())
+    return _read(_cache_path(facts), facts)
+
+
 def _measure(target: _Target, path: pathlib.Path | None, facts: dict) -> dict:
     measured = dict(target.extension.measure_hardware(target.kind, target.index))
     if not measured["notes"]:  # Else the reason may be gone the next time.

@@ -201,7 +201,7 @@ def _device_share(extension, vram: config.Amount) -> int:
     if managed and not vram.percent:
         return managed
     if not torch.cuda.is_available():
-        raise errors.no_device_to_measure(vram)
+        raise errors.share_of_no_gpu(vram)
     return extension.device_limit_bytes(vram.encoded(), *torch.cuda.mem_get_info())
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from trainstream import _step, _switch
+from trainstream._text import format_bytes
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "other")
 _HEADINGS = {
@@ -233,13 +234,3 @@ def _short(names: list[str]) -> str:
 
 def _row(name: str, *cells: str) -> str:
     return f"{name:<12}" + "".join(f"{cell:>16}" for cell in cells)
-
-
-def format_bytes(size_bytes: int) -> str:
-    """ "1.50 GiB", "64.00 MiB", "512 B": as csrc/base/bytes.h has it."""
-    value, unit = float(size_bytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{size_bytes} B" if unit == "B" else f"{value:.2f} {unit}"

@@ -1,0 +1,1 @@
+"""The command line: `trainstream run`, `info`, `fit`, `report` and `bench`."""
