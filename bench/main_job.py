@@ -138,12 +138,16 @@ def compare(options):
 
 def per_step(worker):
     last, before = worker.steps[-1], worker.steps[-2]
-    keys = ("evicted", "restored", "dropped", "in_place", "born_cold")
+    keys = ("evicted", "restored", "dropped", "in_place", "born_cold", "loaded_ahead", "demanded")
     return [
         (f"{key} in the last step", last[f"ts_{key}_bytes"] - before[f"ts_{key}_bytes"], "bytes")
         for key in keys
     ] + [
         ("moves refused", last["ts_failures"], "count"),
+        ("arena", last["ts_arena_bytes"], "bytes"),
+        ("extra frames, where there is room", last["ts_extra_bytes"], "bytes"),
+        ("needed beside what is planned", last["ts_beside_bytes"], "bytes"),
+        ("plans made", last["ts_plans"], "count"),
         ("page-locked at the end", last["ts_page_locked_bytes"], "bytes"),
         ("host memory in use, peak", last["ts_host_in_use_bytes_peak"], "bytes"),
     ]
