@@ -102,6 +102,9 @@ void Pager::judge_step(bool moved) {
     const std::vector<Region> regions = memory_.regions(*home);
     {
         MutexLock lock(mutex_);
+        if (plan_ != nullptr) {
+            return;  // Another thread's optimizer was faster.
+        }
         plan_ = make_plan(trace, live_peak_bytes, regions);
         if (plan_ == nullptr) {
             return;
