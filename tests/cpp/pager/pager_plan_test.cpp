@@ -260,6 +260,25 @@ TEST(PagerPlanTest, MemoryThatBreaksDownAtABoundaryEndsThePlanOnly) {
     EXPECT_GT(training.world.pager.stats().arena_bytes, 0u);
 }
 
+// Two threads may end a step at once, and the faster one's plan may be at work already.
+TEST(PagerPlanTest, StepsThatEndAtOnceMakeOnePlan) {
+    Training training(room_for(6), 16);
+    training.step();
+    training.forward_and_backward();
+    training.world.memory_door.before_regions = [&] {
+        training.world.memory_door.before_regions = nullptr;
+        training.world.pager.evict_all();
+        training.forward_and_backward();
+        training.world.pager.step_done();
+        training.world.pager.boundary();
+        EXPECT_GT(training.world.pager.stats().arena_bytes, 0u);
+    };
+    training.optimizer_step();
+    EXPECT_EQ(training.world.pager.stats().plans, 1u);
+    EXPECT_GT(training.world.pager.stats().arena_bytes, 0u);
+    training.step();
+}
+
 // Letting go of bytes may run code of the script's, which may run operators.
 TEST(PagerPlanTest, AnOperatorInTheMiddleOfThePlansTurnGoesOn) {
     Training training(room_for(6), 16);

@@ -447,7 +447,7 @@ TEST_P(PagerPlanWalkTest, EveryKernelFindsItsBytes) {
     const char* given = std::getenv("TRAINSTREAM_WALK_SEED");
     const uint64_t seed =
         given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-    const int worlds = std::getenv("TRAINSTREAM_SOAK") != nullptr ? 200 : 3;
+    const int worlds = std::getenv("TRAINSTREAM_SOAK") != nullptr ? 200 : 2;
     for (int i = 0; i < worlds && !HasFailure(); ++i) {
         const uint64_t this_seed = seed + static_cast<uint64_t>(i);
         SCOPED_TRACE("TRAINSTREAM_WALK_SEED=" + std::to_string(this_seed));

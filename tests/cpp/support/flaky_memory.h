@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <vector>
 
 #include "base/error.h"
@@ -24,7 +25,12 @@ public:
     void defer_reuse(void* address, StreamId stream) override {
         memory_.defer_reuse(address, stream);
     }
-    std::vector<Region> regions(StreamId stream) const override { return memory_.regions(stream); }
+    std::vector<Region> regions(StreamId stream) const override {
+        if (const std::function<void()> copy = before_regions) {
+            copy();
+        }
+        return memory_.regions(stream);
+    }
     bool wants_rebuild(StreamId stream) const override { return memory_.wants_rebuild(stream); }
     bool rebuild(StreamId stream) override { return memory_.rebuild(stream); }
     size_t slack_bytes() const override { return memory_.slack_bytes(); }
@@ -36,6 +42,8 @@ public:
 
     /// Not for lack of memory: a device that reports an error of an earlier kernel.
     std::atomic<bool> throws{false};
+    /// Run by regions(): what other threads do at this moment. It may replace itself.
+    std::function<void()> before_regions;
 
 private:
     DeviceMemory& memory_;
