@@ -179,6 +179,9 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function
     std::unique_ptr<at::ObserverContext> context;
     if (traits == nullptr) {
         context = std::make_unique<NotAnOperator>();
+        if (is_view_without_schema(function)) {
+            return context;
+        }
     } else {
         ++state.depth;  // Before anything can throw: on_end takes it back.
         if (state.raw_depth != 0) {

@@ -268,4 +268,9 @@ const OperatorTraits* traits_of(const at::RecordFunction& function) {
     return traits.get();
 }
 
+bool is_view_without_schema(const at::RecordFunction& function) {
+    const std::string_view name = function.name();
+    return name == "detach" || name == "detach_";
+}
+
 }  // namespace trainstream

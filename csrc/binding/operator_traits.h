@@ -31,4 +31,8 @@ OperatorTraits traits_of_schema(const c10::FunctionSchema& schema);
 /// Python function or a named range. Cached for each thread.
 const OperatorTraits* traits_of(const at::RecordFunction& function);
 
+/// Whether it announces one of torch's own functions that have no schema and touch no byte: detach,
+/// which autograd calls on every weight that it saves.
+bool is_view_without_schema(const at::RecordFunction& function);
+
 }  // namespace trainstream

@@ -44,7 +44,7 @@ void* Pager::take_block(size_t size_bytes, StreamId stream, Effort effort) {
         return block;
     }
     if (extra_gives_way()) {
-        block = memory_.allocate(size_bytes, stream);
+        block = take_block(size_bytes, stream, Effort::kFreeRoomOnly);
     }
     return block != nullptr ? block : take_block_by_evicting(size_bytes, stream);
 }

@@ -337,11 +337,14 @@ void Pager::manage_extra() {
         MutexLock lock(mutex_);
         const uint64_t now = plan_->schedule->done();
         if (plan_->extra.empty() || now < plan_->extra_until) {
-            until = plan_->extra_ends(now);
             const size_t have_bytes = plan_->extra.size() * plan_->segment_bytes;
-            const bool may_open = until > now + kExtraLasts && now >= plan_->extra_again &&
-                                  have_bytes + plan_->segment_bytes <= plan_->extra_bytes;
-            if (!may_open || plan_->extra_tries++ % kExtraTries != 0) {
+            const bool more = have_bytes + plan_->segment_bytes <= plan_->extra_bytes;
+            if (plan_->segment_bytes == 0 || !more || now < plan_->extra_again ||
+                plan_->extra_tries++ % kExtraTries != 0) {
+                return;
+            }
+            until = plan_->extra_ends(now);
+            if (until <= now + kExtraLasts) {
                 return;
             }
             wanted_bytes = plan_->segment_bytes;
