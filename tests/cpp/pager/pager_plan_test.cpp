@@ -40,11 +40,17 @@ public:
     Training& operator=(const Training&) = delete;
 
     void forward_and_backward(int first = 0, int end = -1) {
+        forward(first, end);
+        backward(first, end);
+    }
+    void forward(int first = 0, int end = -1) {
         end = end < 0 ? layers_ : end;
         for (int i = first; i < end; ++i) {
             read(weights_[i], i, UseKind::kBringIn);
         }
-        for (int i = end; i-- > first;) {
+    }
+    void backward(int first = 0, int end = -1) {
+        for (int i = end < 0 ? layers_ : end; i-- > first;) {
             read(weights_[i], i, UseKind::kBringIn);
         }
     }
@@ -368,6 +374,55 @@ TEST(PagerPlanTest, NoPlanWhereNothingMoves) {
     }
     EXPECT_EQ(training.world.pager.stats().plans, 0u);
     EXPECT_EQ(training.world.pager.stats().arena_bytes, 0u);
+}
+
+/// A step in whose middle one large result needs most of the device, as logits do.
+class TrainingWithAPeak : public Training {
+public:
+    using Training::Training;
+    void peaked_step(size_t peak_bytes) {
+        forward();
+        FakeOwner* logits = world.make(peak_bytes, 200);
+        EXPECT_TRUE(PagerWorld::has(logits, 200));
+        world.port.drop(logits);
+        backward();
+        optimizer_step();
+    }
+};
+
+TEST(PagerPlanTest, ExtraFramesMakeRoomForAPeakAndComeBack) {
+    TrainingWithAPeak training(room_for(40), 80);
+    for (int i = 0; i < 3; ++i) {
+        training.peaked_step(36 * kLayer);
+    }
+    const PagerStats before = training.world.pager.stats();
+    ASSERT_EQ(before.plans, 1u);
+    EXPECT_GT(before.extra_bytes, before.arena_bytes);
+    for (int i = 0; i < 3; ++i) {
+        training.peaked_step(36 * kLayer);
+    }
+    const PagerStats after = training.world.pager.stats();
+    EXPECT_GE(after.extra_opened, before.extra_opened + 3);
+    EXPECT_EQ(after.plans, 1u);
+    EXPECT_EQ(after.born_cold_bytes, before.born_cold_bytes);
+    EXPECT_EQ(after.failures, 0u);
+}
+
+TEST(PagerPlanTest, APeakThatComesUnannouncedGetsTheExtraFrames) {
+    TrainingWithAPeak training(room_for(40), 80);
+    for (int i = 0; i < 4; ++i) {
+        training.peaked_step(36 * kLayer);
+    }
+    training.forward();
+    FakeOwner* early = training.world.make(20 * kLayer, 201);
+    training.backward();
+    FakeOwner* late = training.world.make(15 * kLayer, 202);
+    EXPECT_TRUE(PagerWorld::has(late, 202));
+    training.optimizer_step();
+    training.world.port.drop(early);
+    training.world.port.drop(late);
+    training.peaked_step(36 * kLayer);
+    training.peaked_step(36 * kLayer);
 }
 
 }  // namespace
