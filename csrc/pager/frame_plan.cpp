@@ -9,8 +9,8 @@ namespace trainstream {
 namespace {
 
 // Frames that are too few to hide a load are of no use: a quarter for what is on its way.
-size_t lead_of(size_t arena_bytes, size_t lead_bytes) {
-    return std::min(lead_bytes, arena_bytes / 4);
+size_t lead_of(size_t frames_bytes, size_t lead_bytes) {
+    return std::min(lead_bytes, frames_bytes / 4);
 }
 
 // Memory beside the frames that is free at the recorded peak, as a part of the whole: torch's pool
@@ -74,7 +74,8 @@ double served_part(const Period& period, const std::vector<bool>& allowed) {
 
 void FramePlan::lay(void* block, size_t size_bytes, size_t lead_bytes) {
     arena = std::make_unique<FrameArena>(block, size_bytes);
-    schedule = std::make_unique<FrameSchedule>(period, size_bytes, lead_of(size_bytes, lead_bytes));
+    schedule = std::make_unique<FrameSchedule>(period, size_bytes,
+                                               lead_of(size_bytes + extra_bytes, lead_bytes));
 }
 
 FramePlan::FramePlan(Period period_of_items, std::vector<StoragePtr> storages)

@@ -125,7 +125,8 @@ void FrameSchedule::period_ended() {
     strays_in_a_row_ = 0;
 }
 
-std::optional<FrameSchedule::Load> FrameSchedule::due() {
+std::optional<FrameSchedule::Load> FrameSchedule::due(
+    const std::function<bool(uint32_t)>& is_busy) {
     if (length() == 0) {
         return std::nullopt;
     }
@@ -151,11 +152,26 @@ std::optional<FrameSchedule::Load> FrameSchedule::due() {
             if (!pending_.has_value()) {
                 continue;  // No room even with all else gone: used where it is.
             }
-            return pending_->ready_at <= done_ ? std::optional<Load>(pending_->load) : std::nullopt;
+            return ready_load(is_busy);
         }
     }
     check_invariants();
     return std::nullopt;
+}
+
+/// The pending one, or another for the same use if something of that one is busy.
+std::optional<FrameSchedule::Load> FrameSchedule::ready_load(
+    const std::function<bool(uint32_t)>& is_busy) {
+    const ItemList& leave = pending_->load.leave;
+    if (pending_->ready_at > done_ || (is_busy && is_busy(pending_->load.item))) {
+        return std::nullopt;
+    }
+    if (!is_busy || std::none_of(leave.begin(), leave.end(), is_busy)) {
+        return pending_->load;
+    }
+    const std::optional<Plan> other = plan_use(pending_->load.item, planned_, is_busy);
+    return other.has_value() && other->ready_at <= done_ ? std::optional<Load>(other->load)
+                                                         : std::nullopt;
 }
 
 void FrameSchedule::skip() {
@@ -164,10 +180,15 @@ void FrameSchedule::skip() {
 }
 
 /// What the same operator uses stays, loaded for it already or about to be.
-std::optional<FrameSchedule::Plan> FrameSchedule::plan_use(uint32_t item, uint64_t time) {
+std::optional<FrameSchedule::Plan> FrameSchedule::plan_use(
+    uint32_t item, uint64_t time, const std::function<bool(uint32_t)>& is_busy) {
     const ItemList& together = operation_at(time);
-    return removed_[item] || fixed_[item] ? std::nullopt : plan(item, time, [&](uint32_t other) {
-        return std::find(together.begin(), together.end(), other) != together.end();
+    if (removed_[item] || fixed_[item]) {
+        return std::nullopt;
+    }
+    return plan(item, time, [&](uint32_t other) {
+        return std::find(together.begin(), together.end(), other) != together.end() ||
+               (is_busy && is_busy(other));
     });
 }
 

@@ -58,8 +58,9 @@ public:
     void period_ended();
 
     /// The next load, if it can start now. Nothing: the frames it would take are still needed, or
-    /// all is planned for one period ahead.
-    std::optional<Load> due();
+    /// all is planned for one period ahead. What `is_busy` neither leaves nor comes: it takes other
+    /// frames where it can, and else waits.
+    std::optional<Load> due(const std::function<bool(uint32_t)>& is_busy = {});
     /// due()'s load cannot be done: go on to what follows.
     void skip();
     /// A load for an operator that waits for it, sparing what `is_pinned` says. Nothing: no room.
@@ -112,8 +113,10 @@ private:
     std::optional<Plan> plan(uint32_t item, uint64_t time,
                              const std::function<bool(uint32_t)>& is_kept);
     bool is_extra(uint32_t item) const { return has_frame(item) && offset_[item] >= kSegmentSpan; }
+    std::optional<Load> ready_load(const std::function<bool(uint32_t)>& is_busy);
     void plan_anew();
-    std::optional<Plan> plan_use(uint32_t item, uint64_t time);
+    std::optional<Plan> plan_use(uint32_t item, uint64_t time,
+                                 const std::function<bool(uint32_t)>& is_busy = {});
     void look_for_window(size_t begin, size_t end, size_t need, uint64_t spared,
                          const std::function<bool(uint32_t)>& is_kept,
                          std::optional<Candidate>* best);

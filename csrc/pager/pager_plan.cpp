@@ -604,7 +604,10 @@ void Pager::load_ahead() {
         uint64_t bytes = 0;
         {
             MutexLock lock(mutex_);
-            load = plan_->schedule->due();
+            load = plan_->schedule->due([this](uint32_t item) TS_REQUIRES(mutex_) {
+                const StoragePtr& storage = plan_->items[item];
+                return storage != nullptr && (storage->pin_count() > 0 || storage->in_transition());
+            });
             if (!load.has_value()) {
                 return;
             }
