@@ -1,0 +1,103 @@
+"""Where a step's time goes: forward, backward and optimizer, and what moved meanwhile.
+
+    PYTORCH_TRAINSTREAM=1 PYTORCH_TRAINSTREAM_CONF=vram:18GiB \
+        python bench/step_phases.py --shape 7.62b --kind stock --steps 6 [--name phases-7.62b]
+
+Every third step waits for the device after each phase, which costs overlap; the others do not.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import qwen2
+import results
+import torch
+
+MOVED = ("evicted", "restored", "dropped", "in_place", "born_cold", "loaded_ahead", "demanded")
+LEVELS = ("arena", "extra", "beside", "planned")
+
+
+def counters():
+    extension = sys.modules.get("trainstream._C")
+    return {} if extension is None else dict(extension.stats())
+
+
+def nothing():
+    pass
+
+
+def run_step(trainer, wait):
+    """Seconds of forward, backward, optimizer and all of it; the loss."""
+    sync = torch.cuda.synchronize if wait else nothing
+    torch.cuda.synchronize()
+    times = [time.perf_counter()]
+    vocabulary = trainer.model.config.vocab_size
+    ids = torch.randint(0, vocabulary, trainer.size, generator=trainer.generator).to("cuda")
+    loss = trainer.model(input_ids=ids, labels=ids).loss
+    sync()
+    times.append(time.perf_counter())
+    loss.backward()
+    sync()
+    times.append(time.perf_counter())
+    trainer.optimizer.step()
+    trainer.optimizer.zero_grad(set_to_none=True)
+    sync()
+    times.append(time.perf_counter())
+    torch.cuda.synchronize()
+    parts = [after - before for before, after in zip(times, times[1:], strict=False)]
+    return (*parts, time.perf_counter() - times[0]), loss.item()
+
+
+def describe(last, now):
+    if not now:
+        return ""
+    moved = [
+        f"{key} {(now[f'{key}_bytes'] - last.get(f'{key}_bytes', 0)) / 1e9:.2f}" for key in MOVED
+    ]
+    levels = [f"{key} {now[f'{key}_bytes'] / 1e9:.2f}" for key in LEVELS]
+    counts = [f"{key} {now[key]}" for key in ("plans", "strays", "extra_opened", "extra_gave_way")]
+    return "    GB: " + ", ".join(moved + levels) + "; " + ", ".join(counts)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=qwen2.SHAPES, default="1.26b")
+    parser.add_argument("--kind", default="stock", help="see rivals.KINDS")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--name", help="of the result")
+    parser.add_argument("--folder")
+    options = parser.parse_args()
+    torch.use_deterministic_algorithms(True)
+    trainer = qwen2.Trainer(options.shape, "cuda", 4, 2048, kind=options.kind)
+    last, whole, phased = counters(), [], []
+    for step in range(options.steps):
+        wait = step % 3 == 2
+        seconds, loss = run_step(trainer, wait)
+        (phased if wait else whole).append(seconds)
+        words = "forward {:.3f} backward {:.3f} optimizer {:.3f} all {:.3f} s".format(*seconds)
+        print(f"{step} {'waiting ' if wait else ''}{words}, loss {loss.hex()}", flush=True)
+        now = counters()
+        print(describe(last, now), flush=True)
+        last = now
+    rows = [("step, median after 3", statistics.median(s[3] for s in whole[2:]), "s")]
+    for i, phase in enumerate(("forward", "backward", "optimizer")):
+        rows.append((f"{phase}, alone", phased[-1][i], "s"))
+    rows.append(("last loss", loss, "nats"))
+    rows.append(("reserved, peak", torch.cuda.max_memory_reserved(), "bytes"))
+    rows += [(key, now[key], "count") for key in ("plans", "page_locks", "steps") if now]
+    for name, value, unit in rows:
+        print(f"{name:40} {value:.6g} {unit}")
+    if options.name:
+        hardware = torch.cuda.get_device_name()
+        conf = os.environ.get("PYTORCH_TRAINSTREAM_CONF", "off")
+        versions = {"torch": torch.__version__, "PYTORCH_TRAINSTREAM_CONF": conf}
+        print(results.write(options.name, hardware, versions, rows, options.folder))
+
+
+if __name__ == "__main__":
+    main()
