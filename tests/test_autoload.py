@@ -52,7 +52,7 @@ def test_variable_switches_on(tmp_path, value):
     conf = "vram:1GiB,ram:2GiB,device:sim,min_storage:4096,verify:1"
     on = {"PYTORCH_TRAINSTREAM": value, "PYTORCH_TRAINSTREAM_CONF": conf}
     result = run_script(tmp_path, script, fresh=value == "1", **on)
-    assert result.stdout == f"True [('start_sim', {2**30}, {2**31}, 4096, True, 0)]\n"
+    assert result.stdout == f"True [('start_sim', {2**30}, {2**31}, 4096, True, True, 0)]\n"
 
 
 def test_variable_set_in_the_script_before_torch_switches_on(tmp_path):
@@ -209,7 +209,7 @@ def test_enable_takes_what_it_is_not_given_from_the_environment(tmp_path):
     print(_C.calls)
     """
     result = run_script(tmp_path, script, PYTORCH_TRAINSTREAM_CONF="vram:5MiB,device:sim")
-    assert result.stdout == f"[('start_sim', {5 * 2**20}, 0, 8192, False, 0)]\n"
+    assert result.stdout == f"[('start_sim', {5 * 2**20}, 0, 8192, True, False, 0)]\n"
 
 
 def test_allocator_is_switched_on_when_torch_takes_it(tmp_path):

@@ -170,7 +170,7 @@ def test_functions_of_the_extension_refuse_what_they_cannot_take(tmp_path):
     attempts = [
         lambda: _C.pin_storage(x, True),
         lambda: _C.pin("x"),
-        lambda: _C.start_sim(2**20, 0, 2**20, False, 0),
+        lambda: _C.start_sim(2**20, 0, 2**20, True, False, 0),
         lambda: trainstream.enable(vram="1GiB"),
         lambda: trainstream.pin(None),
     ]

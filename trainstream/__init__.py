@@ -42,6 +42,7 @@ def enable(**keys: object) -> None:
             trainstream.optim, whose Adam and AdamW torch.optim's then are. Default "stock".
         moments: "float32", "bfloat16" or "auto", of those optimizers. Default "auto".
         min_storage: Storages under this size are never touched. Default "1MiB".
+        plan: True loads ahead of need once a step was recorded, False on demand only. Default True.
         verify: True checks that every storage dropped without a copy loses nothing. Default False.
         report: File for the run report, which `trainstream report` shows; it is written every ten
             seconds and at the end. Default: none.
@@ -134,11 +135,11 @@ def profile_hardware(refresh: bool = False):
 
 
 def mark_step() -> None:
-    """Says that a step ends here, for loops that repeat without an optimizer: inference, evaluation.
+    """Says that a step ends here, for loops that repeat without an optimizer, such as inference.
 
-    After two of them what the third will need, and when, is known, and is loaded ahead. A step of any
-    torch.optim.Optimizer says so by itself; both for the same step would count it twice. Does nothing
-    while trainstream is off.
+    After two of them what the third will need, and when, is known, and is loaded ahead. A step of
+    any torch.optim.Optimizer says so by itself; both for the same step would count it twice. Does
+    nothing while trainstream is off.
     """
     state = _state()
     if state is not None:

@@ -63,6 +63,7 @@ class Config:
             place of their own: "host", "stream", "hybrid" or "auto". Default "stock".
         moments: "float32", "bfloat16" or "auto", of those. Default "auto".
         min_storage: Storages under this many bytes are never touched. Default 1 MiB.
+        plan: Load ahead of need once a step was recorded; False moves on demand only. Default True.
         verify: Check that every clean drop loses nothing; slow. Default False.
         report: File that gets the run report; "" for none. Default "".
         log: "off", "warn", "info" or "debug". Default "warn".
@@ -74,6 +75,7 @@ class Config:
     optimizer: str = "stock"
     moments: str = "auto"
     min_storage: int = 2**20
+    plan: bool = True
     verify: bool = False
     report: str = ""
     log: str = "warn"
@@ -143,6 +145,7 @@ _PARSERS: dict[str, Callable[[str, str], object]] = {
     "optimizer": _one_of("stock", "host", "stream", "hybrid", "auto"),
     "moments": _one_of("auto", "float32", "bfloat16"),
     "min_storage": _size,
+    "plan": _flag,
     "verify": _flag,
     "report": _file,
     "log": _one_of("off", "warn", "info", "debug"),

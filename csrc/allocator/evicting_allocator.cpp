@@ -46,7 +46,7 @@ EvictingAllocator::PerDevice::PerDevice(cca::CUDAAllocator* native, c10::DeviceI
       memory(native, index, vram_limit(index, options.vram_setting),
              memory_info_of(index).total_bytes),
       host(device, host_options(options.ram_setting)),
-      pager(device, memory, host, StorageOwnerPort::instance(), PagerOptions{options.verify}) {}
+      pager(device, memory, host, StorageOwnerPort::instance(), options.pager) {}
 
 EvictingAllocator::EvictingAllocator(cca::CUDAAllocator* native, const CudaOptions& options)
     : NativeForwarder(native), options_(options) {}

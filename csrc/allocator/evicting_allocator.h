@@ -21,7 +21,7 @@ struct CudaOptions {
     int64_t vram_setting = 0;
     int64_t ram_setting = 0;
     size_t min_storage_bytes = 0;
-    bool verify = false;
+    PagerOptions pager = {};
 };
 
 /// Passes everything to torch's allocator, and looks after storages of min_storage bytes and more:

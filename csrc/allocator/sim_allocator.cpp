@@ -46,7 +46,7 @@ SimAllocator::SimAllocator(const ManagedOptions& options)
     host_options.limit_bytes = options.ram_bytes;
     host_ = std::make_unique<HostPool>(*device_, host_options);
     pager_ = std::make_unique<Pager>(*device_, *memory_, *host_, StorageOwnerPort::instance(),
-                                     PagerOptions{options.verify});
+                                     options.pager);
 }
 
 c10::DataPtr SimAllocator::allocate(size_t size_bytes) {

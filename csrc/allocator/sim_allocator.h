@@ -16,7 +16,7 @@ struct ManagedOptions {
     uint64_t vram_bytes = 0;
     uint64_t ram_bytes = 0;  // 0: what the system can spare.
     size_t min_storage_bytes = 0;
-    bool verify = false;
+    PagerOptions pager = {};
     uint64_t seed = 0;
 };
 

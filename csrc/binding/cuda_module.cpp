@@ -16,7 +16,8 @@ std::shared_ptr<EvictingAllocator>& the_allocator() {
 }
 
 std::shared_ptr<cca::CUDAAllocator> cuda_allocator(int64_t vram, int64_t ram,
-                                                   size_t min_storage_bytes, bool verify) {
+                                                   size_t min_storage_bytes, bool plan,
+                                                   bool verify) {
     if (the_allocator() == nullptr) {
         if (cca::get()->name() != "native") {
             throw errors::invalid_argument(
@@ -24,7 +25,8 @@ std::shared_ptr<cca::CUDAAllocator> cuda_allocator(int64_t vram, int64_t ram,
                 "'. Remove backend:" + cca::get()->name() + " from PYTORCH_ALLOC_CONF.");
         }
         the_allocator() = std::make_shared<EvictingAllocator>(
-            cca::get(), CudaOptions{vram, ram, min_storage_bytes, verify});
+            cca::get(),
+            CudaOptions{vram, ram, min_storage_bytes, {.verify = verify, .plan = plan}});
     }
     return the_allocator();
 }

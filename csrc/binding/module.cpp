@@ -39,13 +39,13 @@ void install_hooks() {
         {&begin_blocking, &end_blocking, &operator_guard::watch, &operator_guard::all_announced});
 }
 
-void start_sim(uint64_t vram_bytes, int64_t ram_bytes, size_t min_storage_bytes, bool verify,
-               uint64_t seed) {
+void start_sim(uint64_t vram_bytes, int64_t ram_bytes, size_t min_storage_bytes, bool plan,
+               bool verify, uint64_t seed) {
     ManagedOptions options;
     options.vram_bytes = vram_bytes;
     options.ram_bytes = host_limit_bytes(ram_bytes);
     options.min_storage_bytes = min_storage_bytes;
-    options.verify = verify;
+    options.pager = {.verify = verify, .plan = plan};
     options.seed = seed;
     start_sim_allocator(options);
     operator_guard::watch(true);

@@ -36,8 +36,8 @@ class EarlyUpdates:
         self._hooks: dict[torch.Tensor, object] = {}
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
         self._workers: list[threading.Thread] = []  # The last one works.
-        # At the interpreter's end as well: a thread that then wants the GIL is ended in the middle of
-        # C++ code, and the process with it.
+        # At the interpreter's end as well: a thread that then wants the GIL is ended in the middle
+        # of C++ code, and the process with it.
         weakref.finalize(self, _stop, self._queue, self._workers)
         self._pid = 0
         self._fault: BaseException | None = None
