@@ -166,9 +166,7 @@ def _start_sim(extension: ModuleType, wanted: config.Config) -> None:
     total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     vram_bytes = wanted.vram.resolved(total_bytes) or total_bytes
     ram_bytes = wanted.ram.resolved(total_bytes)
-    extension.start_sim(
-        vram_bytes, ram_bytes, wanted.min_storage, wanted.plan, wanted.verify, 0
-    )
+    extension.start_sim(vram_bytes, ram_bytes, wanted.min_storage, wanted.plan, wanted.verify, 0)
 
 
 def _cuda_allocator(extension: ModuleType, wanted: config.Config):

@@ -112,6 +112,7 @@ void FramePlan::choose_sizes(uint64_t usable_bytes, const std::vector<uint64_t>&
 double FramePlan::choose_extra(const std::vector<uint64_t>& free_bytes) {
     const uint64_t most = item_bytes - std::min<uint64_t>(item_bytes, wanted_bytes);
     std::vector<uint64_t> sizes;
+    sizes.reserve(free_bytes.size());
     for (const uint64_t bytes : free_bytes) {
         sizes.push_back(std::min(bytes - std::min<uint64_t>(bytes, wanted_bytes), most));
     }

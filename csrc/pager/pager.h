@@ -239,6 +239,7 @@ private:
     bool shrink_arena(uint64_t less_bytes) TS_REQUIRES(mutex_);
     size_t plan_least_bytes() const;
     void keep_host_blocks();
+    bool keep_host_block(const StoragePtr& storage);
     void run_plan();
     void work_on_plan();
     bool lay_arena();

@@ -206,6 +206,7 @@ std::unique_ptr<FramePlan> Pager::make_plan(const StepTrace& trace, uint64_t liv
 /// nothing is cut differently each time. Which that is, two periods without a device tell.
 void Pager::keep_host_blocks() {
     std::vector<StoragePtr> leavers;
+    std::vector<StoragePtr> stayers;
     {
         MutexLock lock(mutex_);
         if (plan_ == nullptr) {
@@ -213,33 +214,57 @@ void Pager::keep_host_blocks() {
         }
         const std::vector<bool> leaves = plan_->who_leaves(kLeadBytes);
         for (size_t i = 0; i < plan_->items.size(); ++i) {
-            const StoragePtr& storage = plan_->items[i];
-            if (storage != nullptr && leaves[i]) {
-                leavers.push_back(storage);
+            if (plan_->items[i] != nullptr) {
+                (leaves[i] ? leavers : stayers).push_back(plan_->items[i]);
             }
         }
     }
     for (const StoragePtr& storage : leavers) {
-        {
-            MutexLock lock(mutex_);
-            if (storage->host().address != nullptr) {
-                storage->keep_host_block({});
-                continue;
-            }
-        }
-        const std::optional<HostBlock> block = host_.allocate(storage->size_bytes());
-        if (!block.has_value()) {
+        if (!keep_host_block(storage)) {
             return;  // It will be asked for again when it is needed.
         }
-        MutexLock lock(mutex_);
-        if (!storage->freed && storage->residency() == Residency::kResident &&
-            storage->host().address == nullptr) {
-            storage->keep_host_block(*block);
-        } else {
-            dropped_.emplace_back(*block, nullptr);
-            swept_.store(false);
+    }
+    // The others leave once, for the arena to be laid out: room for that is locked now as well.
+    std::vector<HostBlock> brief;
+    for (const StoragePtr& storage : stayers) {
+        bool has_block = false;
+        {
+            MutexLock lock(mutex_);
+            has_block = storage->host().address != nullptr;
+        }
+        const std::optional<HostBlock> block =
+            has_block ? std::nullopt : host_.allocate(storage->size_bytes());
+        if (block.has_value()) {
+            brief.push_back(*block);
         }
     }
+    for (const HostBlock& block : brief) {
+        host_.free(block, {});
+    }
+}
+
+/// False: there is no host memory for it.
+bool Pager::keep_host_block(const StoragePtr& storage) {
+    {
+        MutexLock lock(mutex_);
+        if (storage->host().address != nullptr) {
+            storage->keep_host_block({});
+            return true;
+        }
+    }
+    const std::optional<HostBlock> block = host_.allocate(storage->size_bytes());
+    if (!block.has_value()) {
+        return false;
+    }
+    MutexLock lock(mutex_);
+    if (!storage->freed && storage->residency() == Residency::kResident &&
+        storage->host().address == nullptr) {
+        storage->keep_host_block(*block);
+    } else {
+        dropped_.emplace_back(*block, nullptr);
+        swept_.store(false);
+    }
+    return true;
 }
 
 /// A step that pressed on what is beside the arena shows that the arena is too large.

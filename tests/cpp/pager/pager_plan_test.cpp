@@ -166,14 +166,17 @@ TEST(PagerPlanTest, WhatIsNotWrittenLeavesWithoutACopy) {
 }
 
 TEST(PagerPlanTest, NothingGrowsOnceThePlanIsMade) {
-    Training training(room_for(6), 16);
-    training.step();
-    training.step();
-    const uint64_t locks = training.world.host.stats().locks;
-    for (int i = 0; i < 5; ++i) {
+    for (const int room : {6, 15}) {  // Layers of 16: few stay, or most.
+        Training training(room_for(room), 16);
         training.step();
+        training.step();
+        const uint64_t locks = training.world.host.stats().locks;
+        for (int i = 0; i < 5; ++i) {
+            training.step();
+        }
+        EXPECT_EQ(training.world.host.stats().locks, locks) << "room for " << room;
+        EXPECT_EQ(training.world.pager.stats().plans, 1u);
     }
-    EXPECT_EQ(training.world.host.stats().locks, locks);
 }
 
 TEST(PagerPlanTest, DelayedCopiesChangeNoByte) {
