@@ -61,6 +61,7 @@ struct FramePlan {
     uint64_t item_bytes = 0;   // Of all items, and
     uint64_t freed_bytes = 0;  // of those that are no more.
     StreamId home = 0;         // Whose pool the arena is from.
+    bool has_begun = false;    // Something of it was used since it was made.
     bool retiring = false;     // Nothing comes any more, all that can leaves.
     int failures = 0;          // Of loads, in a row.
 };

@@ -248,6 +248,7 @@ private:
     bool close_extra();
     void give_back(FrameArena& arena, StreamId home);
     bool extra_gives_way();
+    std::vector<StoragePtr> movable_at_low_end(StreamId home, size_t size_bytes) const;
     void* take_arena(size_t* size_bytes, StreamId home, Event* free_from) noexcept;
     bool retire_plan();
     void drop_plan() TS_REQUIRES(mutex_);

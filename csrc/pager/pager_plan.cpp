@@ -56,7 +56,10 @@ void Pager::note_use(Storage& storage, Pins* pins, const Use& use) {
     if (storage.born_step < stats_.steps) {
         trace_.add({storage.serial, pins->operation, std::exchange(live_since_use_, live_bytes_)});
     }
-    if (is_item && plan_ != nullptr && plan_->is_laid()) {
+    if (is_item) {
+        plan_->has_begun = true;
+    }
+    if (is_item && plan_->is_laid()) {
         plan_->schedule->begun(storage.item);
     }
 }
@@ -336,10 +339,12 @@ void Pager::end_turn() noexcept {
 void Pager::work_on_plan() {
     bool laid = false;
     bool retiring = false;
+    bool has_begun = false;
     {
         MutexLock lock(mutex_);
         laid = plan_->is_laid();
         retiring = plan_->retiring;
+        has_begun = plan_->has_begun;
         if (retiring && !laid) {
             drop_plan();
             return;
@@ -347,7 +352,7 @@ void Pager::work_on_plan() {
     }
     if (retiring) {
         retire_plan();
-    } else if (laid || lay_arena()) {
+    } else if (laid || (has_begun && lay_arena())) {
         manage_extra();
         load_ahead();
     }
@@ -494,8 +499,8 @@ bool Pager::lay_arena() {
             evict(storage);
         }
     }
-    // At the low end of what is then one free part, so that it leaves the rest whole.
-    for (const StoragePtr& storage : movable()) {
+    // At the low end of what is free then, so that it leaves the rest whole.
+    for (const StoragePtr& storage : movable_at_low_end(home, arena_bytes)) {
         evict(storage);
     }
     Event free_from;
@@ -514,6 +519,22 @@ bool Pager::lay_arena() {
     }
     plan_->arena->give(0, arena_bytes, {free_from});
     return true;
+}
+
+std::vector<StoragePtr> Pager::movable_at_low_end(StreamId home, size_t size_bytes) const {
+    std::vector<StoragePtr> storages;
+    for (const Region& region : memory_.regions(home)) {
+        MutexLock lock(mutex_);
+        const auto& blocks = map_.blocks();
+        for (auto it = blocks.lower_bound(region.begin);
+             it != blocks.end() && it->first < region.begin + size_bytes; ++it) {
+            if (it->second.storage->movable()) {
+                storages.push_back(it->second.storage);
+            }
+        }
+        break;
+    }
+    return storages;
 }
 
 /// Null: there is no room, or nobody could say when it is free. What a device refuses beside the

@@ -242,6 +242,8 @@ TEST(PagerPlanStreamsTest, AnOperatorThatBeganBeforeThePlanIsWaitedFor) {
     Pins pins;
     training.world.pager.begin_use({{layer.owner, true, UseKind::kInPlace}}, 2, &pins);
     training.world.pager.step_done();
+    AsyncTensor& other = training.layers[training.any(/*resident=*/true)];
+    training.world.operate(&other, 1, UseKind::kBringIn);
     training.world.pager.boundary();
     ASSERT_GT(training.world.pager.stats().arena_bytes, 0u);
     ASSERT_FALSE(training.world.is_resident(layer));
