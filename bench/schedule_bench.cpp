@@ -111,8 +111,9 @@ Replayed replay(const Period& period, FrameSchedule* schedule) {
     return replayed;
 }
 
-void replay_steps(benchmark::State& state, const Shape& shape, size_t arena_bytes) {
-    const Period period = step_of(shape, 288 * kMiB);
+void replay_steps(benchmark::State& state, const Shape& shape, size_t budget_bytes,
+                  size_t arena_bytes) {
+    const Period period = step_of(shape, budget_bytes / 64);  // As trainstream/_foreach.py cuts.
     FrameSchedule schedule(period, arena_bytes, std::min<size_t>(768 * kMiB, arena_bytes / 4));
     replay(period, &schedule);  // From empty frames: not counted.
     Replayed last;
@@ -148,7 +149,7 @@ void register_all() {
             const std::string name = std::string("replay/") + shape->name +
                                      "/arena_MiB:" + std::to_string(arena_bytes / kMiB);
             benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
-                replay_steps(state, *shape, arena_bytes);
+                replay_steps(state, *shape, whole, arena_bytes);
             })->Unit(benchmark::kMillisecond);
         }
     }

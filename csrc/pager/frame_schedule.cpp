@@ -49,6 +49,9 @@ FrameSchedule::FrameSchedule(Period period, size_t arena_bytes, size_t lead_byte
     next_use_.assign(items, 0);
     removed_.assign(items, false);
     fixed_.assign(items, false);
+    for (const size_t bytes : period_.item_bytes) {
+        all_item_bytes_ += align_up(bytes, kBlockAlignment);
+    }
     bytes_before_.push_back(0);
     for (uint32_t i = 0; i < length(); ++i) {
         uint64_t bytes = bytes_before_.back();
@@ -206,7 +209,7 @@ std::optional<FrameSchedule::Plan> FrameSchedule::plan(
     const uint64_t spared = spared_from(time);
     std::optional<Candidate> best;
     const size_t count = time < extra_until_ ? segments_.size() : 1;
-    for (size_t i = 0; i < count; ++i) {
+    for (size_t i = crowds_arena(need) ? 1 : 0; i < count; ++i) {
         const size_t begin = i * kSegmentSpan;
         look_for_window(begin, begin + segments_[i], need, spared, is_kept, &best);
     }
@@ -219,6 +222,11 @@ std::optional<FrameSchedule::Plan> FrameSchedule::plan(
         plan.ready_at = std::max(plan.ready_at, last_use_[frame->second]);
     }
     return plan;
+}
+
+/// It would have nearly all of the arena to itself, and everything else would wait for it.
+bool FrameSchedule::crowds_arena(size_t need) const {
+    return need > segments_.front() / 2 && all_item_bytes_ > segments_.front();
 }
 
 /// At `begin`, and at the end of each frame up to `end`: the shortest window that has the room.

