@@ -226,7 +226,7 @@ def test_allocator_is_switched_on_when_torch_takes_it(tmp_path):
     result = run_script(tmp_path, script, cuda=torch.version.cuda, has_cuda=True)
     assert result.stdout.splitlines() == [
         "True False",
-        f"shared pointer True [('cuda_allocator', -40, 0, {2**20}, False)]",
+        f"shared pointer True [('cuda_allocator', -40, 0, {2**20}, True, False)]",
     ], result.stderr
 
 

@@ -38,6 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for key, text in helps.items():
         name = key.upper() if key != "report" else "FILE"
         parser.add_argument(f"--{key.replace('_', '-')}", metavar=name, help=text)
+    parser.add_argument(
+        "--no-plan",
+        dest="plan",
+        action="store_false",
+        default=None,
+        help="move on demand only, load nothing ahead",
+    )
     parser.add_argument("--verify", action="store_true", default=None, help="check every drop")
     parser.add_argument("-m", "--module", action="store_true", help="as python -m")
     parser.add_argument(
