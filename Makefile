@@ -59,7 +59,8 @@ ifdef TRAINSTREAM_PYTHON
 	@echo "skipped: TRAINSTREAM_PYTHON names the only interpreter to use"
 else
 	@tree=$$(tools/build.sh newest); python=$$(tools/setup.sh python newest); cd "$$tree"; \
-	    PYTHONPATH="$$tree" "$$python" -m pytest -m "not gpu" $(PYTEST_ARGS)
+	    PYTHONPATH="$$tree" "$$python" -m pytest -m "not gpu" \
+	        --ignore=tests/test_cli.py --ignore=tests/test_planner.py $(PYTEST_ARGS)
 endif
 
 # Random walks read TRAINSTREAM_SOAK and run their long form.
