@@ -189,6 +189,7 @@ private:
 
     std::vector<StoragePtr> movable() const;
     bool evict(const StoragePtr& storage);
+    bool evict_each(const std::vector<StoragePtr>& storages);
     bool leave(const StoragePtr& storage, void* owner);
     std::optional<HostBlock> host_block_for(size_t size_bytes);
     HostPool::Growth may_grow_host() const;
@@ -247,6 +248,7 @@ private:
     bool open_extra(size_t size_bytes, StreamId home, uint64_t until);
     bool close_extra();
     void give_back(FrameArena& arena, StreamId home);
+    bool may_give_way() const TS_REQUIRES(mutex_);
     bool extra_gives_way();
     std::vector<StoragePtr> movable_at_low_end(StreamId home, size_t size_bytes) const;
     void* take_arena(size_t* size_bytes, StreamId home, Event* free_from) noexcept;

@@ -70,9 +70,7 @@ void* Pager::take_block_by_evicting(size_t size_bytes, StreamId stream) {
     if (!may_move() || !memory_.wants_rebuild(stream)) {
         return nullptr;
     }
-    for (const StoragePtr& storage : movable()) {
-        evict(storage);
-    }
+    evict_each(movable());
     if (memory_.rebuild(stream)) {
         MutexLock lock(mutex_);
         ++stats_.rebuilds;
@@ -112,6 +110,15 @@ uint64_t Pager::evict_all() {
         bytes += evict(storage) ? storage->size_bytes() : 0;
     }
     return bytes;
+}
+
+/// True: every one of them has left.
+bool Pager::evict_each(const std::vector<StoragePtr>& storages) {
+    bool all = true;
+    for (const StoragePtr& storage : storages) {
+        all = evict(storage) && all;
+    }
+    return all;
 }
 
 bool Pager::evict(const StoragePtr& storage) {

@@ -427,11 +427,7 @@ bool Pager::close_extra() {
             }
         }
     }
-    bool all = true;
-    for (const StoragePtr& storage : framed) {
-        all = evict(storage) && all;
-    }
-    if (!all) {
+    if (!evict_each(framed)) {
         return false;
     }
     std::vector<std::unique_ptr<FrameArena>> extra;
@@ -463,6 +459,12 @@ void Pager::give_back(FrameArena& arena, StreamId home) {
     }
 }
 
+/// A laid plan whose turn this thread may take in the middle of an allocation.
+bool Pager::may_give_way() const {
+    return plan_ != nullptr && plan_->is_laid() && !plan_busy_ && moves_of_this_thread() == 0 &&
+           may_move();
+}
+
 /// An allocation needs room that extra frames have. True: there may be room now.
 bool Pager::extra_gives_way() {
     if (!has_plan_.load()) {
@@ -470,8 +472,7 @@ bool Pager::extra_gives_way() {
     }
     {
         MutexLock lock(mutex_);
-        if (plan_ == nullptr || plan_->extra.empty() || plan_busy_ || moves_of_this_thread() != 0 ||
-            !may_move()) {
+        if (!may_give_way() || plan_->extra.empty()) {
             return false;
         }
         plan_->extra_again = std::max(plan_->extra_until, plan_->schedule->done() + 1);
@@ -500,9 +501,7 @@ bool Pager::lay_arena() {
         }
     }
     // At the low end of what is free then, so that it leaves the rest whole.
-    for (const StoragePtr& storage : movable_at_low_end(home, arena_bytes)) {
-        evict(storage);
-    }
+    evict_each(movable_at_low_end(home, arena_bytes));
     Event free_from;
     void* block = take_arena(&arena_bytes, home, &free_from);
     MutexLock lock(mutex_);
@@ -522,17 +521,19 @@ bool Pager::lay_arena() {
 }
 
 std::vector<StoragePtr> Pager::movable_at_low_end(StreamId home, size_t size_bytes) const {
+    const std::vector<Region> regions = memory_.regions(home);
     std::vector<StoragePtr> storages;
-    for (const Region& region : memory_.regions(home)) {
-        MutexLock lock(mutex_);
-        const auto& blocks = map_.blocks();
-        for (auto it = blocks.lower_bound(region.begin);
-             it != blocks.end() && it->first < region.begin + size_bytes; ++it) {
-            if (it->second.storage->movable()) {
-                storages.push_back(it->second.storage);
-            }
+    if (regions.empty()) {
+        return storages;
+    }
+    const uintptr_t begin = regions.front().begin;
+    MutexLock lock(mutex_);
+    const auto& blocks = map_.blocks();
+    const auto end = blocks.lower_bound(begin + size_bytes);
+    for (auto it = blocks.lower_bound(begin); it != end; ++it) {
+        if (it->second.storage->movable()) {
+            storages.push_back(it->second.storage);
         }
-        break;
     }
     return storages;
 }
@@ -592,14 +593,7 @@ bool Pager::retire_plan() {
             framed.push_back(storage);
         }
     }
-    bool all = true;
-    for (const StoragePtr& storage : framed) {
-        all = evict(storage) && all;
-    }
-    if (!all) {
-        return false;
-    }
-    if (!close_extra()) {
+    if (!evict_each(framed) || !close_extra()) {
         return false;
     }
     std::unique_ptr<FrameArena> arena;
@@ -626,8 +620,7 @@ bool Pager::give_way(size_t size_bytes) {
     }
     {
         MutexLock lock(mutex_);
-        if (plan_ == nullptr || !plan_->is_laid() || plan_busy_ || moves_of_this_thread() != 0 ||
-            !may_move()) {
+        if (!may_give_way()) {
             return false;
         }
         const size_t arena_bytes = plan_->arena->size_bytes();
