@@ -54,10 +54,13 @@ core-clang: setup-tools  ## The core built by clang, which checks its lock annot
 
 pytest: build  ## The Python tests (PYTEST_ARGS="-k name" narrows them)
 	@$(PYTHON) -m pytest $(NO_GPU) $(PYTEST_ARGS)
-pytest-newest:  ## The tests that need no GPU on the newest torch, in a copy of the tree
+build-newest pytest-newest:
 ifdef TRAINSTREAM_PYTHON
 	@echo "skipped: TRAINSTREAM_PYTHON names the only interpreter to use"
 else
+build-newest:  ## Builds the extension for the newest torch, in a copy of the tree
+	@tools/build.sh newest >/dev/null
+pytest-newest:  ## The tests that need no GPU on the newest torch
 	@tree=$$(tools/build.sh newest); python=$$(tools/setup.sh python newest); cd "$$tree"; \
 	    PYTHONPATH="$$tree" "$$python" -m pytest -m "not gpu" \
 	        --ignore=tests/test_cli.py --ignore=tests/test_planner.py $(PYTEST_ARGS)
@@ -78,4 +81,4 @@ clean:  ## Removes what was built; the environments stay (CONTRIBUTING.md says w
 	@rm -rf build dist trainstream.egg-info trainstream/_build_info.py trainstream/*.so
 
 .PHONY: help setup setup-tools which-python build demo test lint format core-debug core-asan \
-    core-tsan core-release core-clang pytest pytest-newest soak bench clean
+    core-tsan core-release core-clang build-newest pytest pytest-newest soak bench clean
