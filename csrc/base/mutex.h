@@ -14,6 +14,7 @@ enum class LockRank : uint8_t {
     kRegistry = 10,  // The allocators' list of pagers.
     kPager = 20,     // Storage table, pins, residency.
     kHostPool = 30,  // Free extents of page-locked memory.
+    kStepClock = 35,  // Marks of the step that runs.
     kMemory = 40,    // The simulated device's arena; the bookkeeping beside torch's allocator.
     kDevice = 50,    // Copy queues, event pools.
     kWorkers = 55,   // The host optimizer's threads and their job.

@@ -123,12 +123,28 @@ void CudaDevice::page_unlock(void* address) noexcept {
     }
 }
 
-Event CudaDevice::record(StreamId stream) {
+Event CudaDevice::record(StreamId stream) { return record(stream, EventTiming::kOff); }
+
+Event CudaDevice::mark(StreamId stream) { return record(stream, EventTiming::kOn); }
+
+Event CudaDevice::record(StreamId stream, EventTiming timing) {
     TS_ASSERT(!is_capturing(stream));
     const CudaContext::Scope scope(context_);
-    const std::shared_ptr<CudaEvent> event = events_.take(EventTiming::kOff);
+    const std::shared_ptr<CudaEvent> event = events_.take(timing);
     check_cuda("cudaEventRecord", cudaEventRecord(event->handle(), handle_of(stream)));
     return event;
+}
+
+uint64_t CudaDevice::ns_between(const Event& from, const Event& to) const {
+    const CudaContext::Scope scope(context_);
+    return ns_between(*as_cuda_event(from), *as_cuda_event(to));
+}
+
+uint64_t CudaDevice::ns_between(const CudaEvent& from, const CudaEvent& to) {
+    float milliseconds = 0;
+    check_cuda("cudaEventElapsedTime",
+               cudaEventElapsedTime(&milliseconds, from.handle(), to.handle()));
+    return static_cast<uint64_t>(std::max(0.0, static_cast<double>(milliseconds) * 1e6));
 }
 
 void CudaDevice::wait(StreamId stream, const Event& event) {
@@ -184,11 +200,7 @@ void CudaDevice::Lane::enqueue(void* target, const void* source, size_t size_byt
 void CudaDevice::Lane::count_finished(std::vector<Timing>* finished) {
     while (!running.empty() && running.front().end->is_done()) {
         const Timing& timing = running.front();
-        float milliseconds = 0;
-        check_cuda(
-            "cudaEventElapsedTime",
-            cudaEventElapsedTime(&milliseconds, timing.start->handle(), timing.end->handle()));
-        busy_ns += static_cast<uint64_t>(static_cast<double>(milliseconds) * 1e6);
+        busy_ns += ns_between(*timing.start, *timing.end);
         finished->push_back(std::move(running.front()));
         running.pop_front();
     }

@@ -48,6 +48,8 @@ public:
     bool reads_pageable_memory() const override { return reads_pageable_memory_; }
 
     Event record(StreamId stream) override;
+    Event mark(StreamId stream) override;
+    uint64_t ns_between(const Event& from, const Event& to) const override;
     void wait(StreamId stream, const Event& event) override;
     Event copy(CopyDirection direction, void* target, const void* source, size_t size_bytes,
                const std::vector<Event>& after) override;
@@ -59,6 +61,9 @@ public:
     uint64_t events_created() const { return events_.created(); }
 
 private:
+    Event record(StreamId stream, EventTiming timing);
+    static uint64_t ns_between(const CudaEvent& from, const CudaEvent& to);
+
     /// The copies of one direction.
     struct Lane {
         struct Timing {

@@ -69,6 +69,11 @@ public:
 
     /// The point that all work given to `stream` so far reaches.
     virtual Event record(StreamId stream) = 0;
+    /// Likewise, for ns_between(). Never null.
+    virtual Event mark(StreamId stream) = 0;
+    /// The device's time from one mark to a later one; 0 where the order is another. Requires: both
+    /// are marks of this device and done.
+    virtual uint64_t ns_between(const Event& from, const Event& to) const = 0;
     /// Work given to `stream` from now on starts after `event`. The host does not wait on CUDA; the
     /// simulation, whose compute is the host, does.
     virtual void wait(StreamId stream, const Event& event) = 0;

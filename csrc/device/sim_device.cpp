@@ -93,6 +93,17 @@ private:
     std::atomic<bool> done_{false};
 };
 
+/// The moment at which it was made: compute is the calling thread.
+///
+/// Owner: whoever asked for it. Lock: none; it never changes.
+class SimDevice::Mark final : public EventState {
+public:
+    bool is_done() const override { return true; }
+    void wait() const override {}
+
+    const Clock::time_point time = Clock::now();
+};
+
 SimDevice::SimDevice(const SimDeviceOptions& options)
     : options_(options),
       lanes_(std::make_unique<Lanes>()),
@@ -150,6 +161,20 @@ void SimDevice::page_unlock(void* address) noexcept {
 Event SimDevice::record(StreamId stream) {
     TS_ASSERT(!is_capturing(stream));
     return nullptr;  // Compute is the calling thread: all work given so far is done.
+}
+
+Event SimDevice::mark(StreamId stream) {
+    TS_ASSERT(!is_capturing(stream));
+    static_cast<void>(stream);
+    return std::make_shared<Mark>();
+}
+
+uint64_t SimDevice::ns_between(const Event& from, const Event& to) const {
+    const auto time_of = [](const Event& event) {
+        return static_cast<const Mark&>(*event).time;  // NOLINT: marks are asked for only.
+    };
+    const std::chrono::nanoseconds passed = time_of(to) - time_of(from);
+    return static_cast<uint64_t>(std::max<int64_t>(0, passed.count()));
 }
 
 void SimDevice::wait(StreamId /*stream*/, const Event& event) {

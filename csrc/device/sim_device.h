@@ -57,6 +57,8 @@ public:
     bool reads_pageable_memory() const override { return options_.reads_pageable_memory; }
 
     Event record(StreamId stream) override;
+    Event mark(StreamId stream) override;
+    uint64_t ns_between(const Event& from, const Event& to) const override;
     void wait(StreamId stream, const Event& event) override;
     Event copy(CopyDirection direction, void* target, const void* source, size_t size_bytes,
                const std::vector<Event>& after) override;
@@ -70,6 +72,7 @@ public:
 
 private:
     class Copy;
+    class Mark;
     using Queue = std::deque<std::shared_ptr<Copy>>;
 
     /// The copies of one direction.

@@ -7,6 +7,8 @@
 
 #include "pager/frame_arena.h"
 #include "pager/frame_schedule.h"
+#include "pager/frame_sizes.h"
+#include "pager/step_replay.h"
 #include "pager/step_trace.h"
 #include "pager/storage.h"
 
@@ -18,22 +20,9 @@ namespace trainstream {
 struct FramePlan {
     FramePlan(Period period_of_items, std::vector<StoragePtr> storages);
 
-    /// How large the arena is, and the extra frames: `beside_bytes` of `usable_bytes` are needed
-    /// for what is not planned, from each operation of the period to the next.
-    void choose_sizes(uint64_t usable_bytes, const std::vector<uint64_t>& beside_bytes,
-                      uint64_t arena_limit_bytes);
-    /// The smallest arena: less hides nothing.
-    static size_t least_bytes(uint64_t usable_bytes);
-
     /// Loads begin: `block` has `size_bytes` of device memory.
-    void lay(void* block, size_t size_bytes, size_t lead_bytes);
+    void lay(void* block, size_t size_bytes);
     bool is_laid() const { return arena != nullptr; }
-    /// Extra frames where the step has the room for them: of the sizes that `free_bytes` (for each
-    /// operation of the period) allow beside the arena, the one that serves most. Returns the part
-    /// of all used bytes that is used while there are such frames.
-    double choose_extra(const std::vector<uint64_t>& free_bytes);
-    /// The first operation from `time` on, in the schedule's time, that extra frames may not see.
-    uint64_t extra_ends(uint64_t time) const;
 
     // Frames by their offset: the arena's, and those of the extra segments.
     void* frame_at(size_t offset) const;
@@ -42,18 +31,18 @@ struct FramePlan {
 
     FrameArena& segment_at(size_t offset) const;
 
-    /// Which items leave their frames once the first period has filled the arena.
-    std::vector<bool> who_leaves(size_t lead_bytes) const;
+    /// For a replay. The arena is as large as it came to be.
+    PlannedStep as_recorded() const;
 
     const Period period;
-    size_t wanted_bytes = 0;                  // For the arena.
+    // What is written by which operation, and the operation's place among all of its step.
+    std::vector<ItemList> written;
+    std::vector<uint64_t> places;
+    FrameSizes sizes;
     std::vector<StoragePtr> items;            // By number; null: freed.
     std::vector<StepTrace::Use> recorded;     // What the period was made of.
     std::unique_ptr<FrameArena> arena;        // Null: not laid out yet.
     std::unique_ptr<FrameSchedule> schedule;  // With the arena.
-    size_t extra_bytes = 0;                   // Of extra frames, where the step has the room.
-    size_t segment_bytes = 0;                 // In segments of so many each.
-    std::vector<bool> extra_allowed;          // By operation of the period.
     std::vector<std::unique_ptr<FrameArena>> extra;  // Segments that there are now.
     uint64_t extra_until = 0;  // When they must be gone, in the schedule's time.
     uint64_t extra_again = 0;  // Not before this time, once they had to give way.

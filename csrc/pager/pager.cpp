@@ -36,6 +36,7 @@ Pager::Pager(Device& device, DeviceMemory& memory, HostPool& host, OwnerPort& po
       host_(host),
       port_(port),
       options_(options),
+      step_clock_(device),
       map_(memory.slack_bytes()) {}
 
 void* Pager::allocate(size_t size_bytes, StreamId stream) {
@@ -190,12 +191,16 @@ void Pager::add_events_of(const std::vector<StreamId>& streams, const Event& rea
 
 void Pager::begin_use(const std::vector<Use>& uses, StreamId stream, Pins* pins) {
     std::vector<Entry> entries;
-    std::vector<Event> waits;
+    std::vector<Wait> waits;
+    if (pins->operation == 0 && !capturing()) {
+        step_clock_.operator_began(stream);
+    }
     {
         MutexLock lock(mutex_);
         pin_entries(uses, stream, &entries, pins);
         for (const Entry& entry : entries) {
-            if (needs_restore(entry)) {
+            const bool asks = needs_restore(entry);
+            if (asks) {
                 lock.unlock();
                 restore(entry, stream,
                         entry.kind == UseKind::kBringIn ? Effort::kEvict : Effort::kFreeRoomOnly);
@@ -204,14 +209,14 @@ void Pager::begin_use(const std::vector<Use>& uses, StreamId stream, Pins* pins)
             while (entry.touches_bytes() && entry.storage->in_transition()) {
                 wait_for_transition(entry.storage);  // Another thread brings it in.
             }
-            settle(entry, stream, &(*pins)[entry.pin], &waits);
+            settle(entry, stream, asks, &(*pins)[entry.pin], &waits);
         }
     }
-    for (const Event& event : waits) {
+    for (const Wait& wait : waits) {
         if (capturing()) {
-            event->wait();
+            wait.event->wait();
         } else {
-            device_.wait(stream, event);
+            step_clock_.wait(stream, wait.event, wait.cause);
         }
     }
     sweep();
@@ -286,8 +291,11 @@ bool Pager::needs_restore(const Entry& entry) const {
     return must || entry.kind == UseKind::kBringIn || entry.kind == UseKind::kBringInIfRoom;
 }
 
-void Pager::settle(const Entry& entry, StreamId stream, Pin* pin, std::vector<Event>* waits) {
+void Pager::settle(const Entry& entry, StreamId stream, bool asked, Pin* pin,
+                   std::vector<Wait>* waits) {
     Storage& storage = *entry.storage;
+    const bool cold = storage.residency() == Residency::kCold;
+    const Stall cause = cold ? Stall::kRoom : asked ? Stall::kDemand : Stall::kLate;
     if (!entry.touches_bytes() || storage.freed) {
         return;
     }
@@ -295,16 +303,14 @@ void Pager::settle(const Entry& entry, StreamId stream, Pin* pin, std::vector<Ev
         storage.pin_address();
         pin->holds_address = true;
     }
-    if (storage.residency() == Residency::kCold) {
-        stats_.in_place_bytes += storage.size_bytes();
-    }
+    stats_.in_place_bytes += cold ? storage.size_bytes() : 0;
     if (capturing()) {
         fix(storage);  // A replay will use this address, and may write.
         drop_host_copy(storage);
         // No outside event may be waited for inside a capture. torch synchronizes before one, but a
         // load may have started since: the host waits, which a capture allows.
         if (storage.ready() != nullptr) {
-            waits->push_back(storage.ready());
+            waits->push_back({storage.ready(), cause});
         }
         return;
     }
@@ -312,7 +318,7 @@ void Pager::settle(const Entry& entry, StreamId stream, Pin* pin, std::vector<Ev
         drop_host_copy(storage);
     }
     if (Event event = storage.take_wait(stream)) {
-        waits->push_back(std::move(event));
+        waits->push_back({std::move(event), cause});
     }
 }
 
@@ -496,6 +502,7 @@ void Pager::start_watching() {
 }
 
 void Pager::step_done() {
+    time_step();
     bool stop = false;
     bool moved = false;
     {
@@ -521,6 +528,35 @@ void Pager::step_done() {
     }
     judge_step(moved);
     reserve_host_spare();
+}
+
+void Pager::time_step() {
+    if (watch_.load() != Watch::kOn || capturing() || closed_.load()) {
+        step_clock_.interrupt();
+        return;
+    }
+    const CopyStats copies = device_.copy_stats();
+    StepBytes total{copies.to_device_bytes, copies.to_host_bytes, 0};
+    {
+        MutexLock lock(mutex_);
+        total.in_place = stats_.in_place_bytes;
+    }
+    step_clock_.step_ended(total);
+}
+
+std::optional<StepReplay::Result> Pager::forecast(const LinkRates& rates) {
+    const std::optional<StepTimes> times = step_clock_.usual_step();
+    std::optional<PlannedStep> step;
+    {
+        MutexLock lock(mutex_);
+        if (plan_ != nullptr && plan_->is_laid() && !plan_->retiring) {
+            step = plan_->as_recorded();
+        }
+    }
+    if (!times.has_value() || !step.has_value()) {
+        return std::nullopt;
+    }
+    return StepReplay(std::move(*step)).play(*times, rates);
 }
 
 void Pager::close() {
@@ -590,7 +626,7 @@ PagerStats Pager::stats() const {
     stats.resident_bytes = map_.bytes();
     if (plan_ != nullptr && plan_->is_laid()) {
         stats.arena_bytes = plan_->arena->size_bytes();
-        stats.extra_bytes = plan_->extra_bytes;
+        stats.extra_bytes = plan_->sizes.extra_bytes;
         stats.planned_bytes = plan_->item_bytes;
         stats.strays += plan_->schedule->strays();
     }

@@ -23,6 +23,8 @@
 #include "pager/frame_schedule.h"
 #include "pager/host_pool.h"
 #include "pager/owner_port.h"
+#include "pager/step_clock.h"
+#include "pager/step_replay.h"
 #include "pager/step_trace.h"
 #include "pager/storage.h"
 
@@ -155,6 +157,10 @@ public:
     const HostPool& host() const { return host_; }
     HostPool& host() { return host_; }
     PagerStats stats() const;
+    /// Where the time of a usual step of late went. Nothing: none was watched from end to end.
+    std::optional<StepTimes> usual_step() { return step_clock_.usual_step(); }
+    /// How long the plan's step is to take. Nothing: there is no plan, or no step was measured.
+    std::optional<StepReplay::Result> forecast(const LinkRates& rates);
     /// Every managed storage, as it is at one moment.
     std::vector<StorageInfo> storages() const;
 
@@ -174,6 +180,12 @@ private:
         size_t pin;  // Its place among the pins.
 
         bool touches_bytes() const { return kind != UseKind::kMetadata || writes; }
+    };
+
+    /// What a stream has to wait for before an operator.
+    struct Wait {
+        Event event;
+        Stall cause;
     };
 
     void* take_block(size_t size_bytes, StreamId stream, Effort effort);
@@ -210,8 +222,8 @@ private:
     void pin_entries(const std::vector<Use>& uses, StreamId stream, std::vector<Entry>* entries,
                      Pins* pins) TS_REQUIRES(mutex_);
     bool needs_restore(const Entry& entry) const TS_REQUIRES(mutex_);
-    void settle(const Entry& entry, StreamId stream, Pin* pin, std::vector<Event>* waits)
-        TS_REQUIRES(mutex_);
+    void settle(const Entry& entry, StreamId stream, bool asked, Pin* pin,
+                std::vector<Wait>* waits) TS_REQUIRES(mutex_);
     StoragePtr settled(void* owner) TS_REQUIRES(mutex_);
     void wait_for_transition(const StoragePtr& storage) TS_REQUIRES(mutex_);
     void note_owner(const StoragePtr& storage, void* owner) TS_REQUIRES(mutex_);
@@ -226,6 +238,7 @@ private:
     void sweep() noexcept;
     [[noreturn]] void throw_out_of_memory(size_t size_bytes);
     void start_watching();
+    void time_step();
 
     // The plan: pager_plan.cpp.
     void note_use(Storage& storage, Pins* pins, const Use& use) TS_REQUIRES(mutex_);
@@ -282,6 +295,7 @@ private:
     OwnerPort& port_;
     const PagerOptions options_;
 
+    StepClock step_clock_;
     mutable Mutex mutex_{LockRank::kPager};
     CondVar settled_;  // A transition has ended.
     std::unordered_map<const void*, StoragePtr> table_ TS_GUARDED_BY(mutex_);

@@ -188,7 +188,7 @@ bool Pager::leave(const StoragePtr& storage, void* owner) {
                             storage->size_bytes(), after);
         if (!framed || unseen) {
             // The block may be taken again by work on its own stream as soon as this returns.
-            device_.wait(storage->home(), done);
+            step_clock_.wait(storage->home(), done, Stall::kRoom);
         }
     } catch (const std::exception&) {
         wait_on_host(done);  // No stream waits for a copy that may still read the block.
@@ -428,9 +428,9 @@ void Pager::restore(const Entry& entry, StreamId stream, Effort effort) {
         }
         done = device_.copy(CopyDirection::kToDevice, block, storage->host().address,
                             storage->size_bytes(), events_of(streams, ready));
-        device_.wait(storage->home(), done);
+        step_clock_.wait(storage->home(), done, Stall::kDemand);
         if (stream != storage->home()) {
-            device_.wait(stream, done);
+            step_clock_.wait(stream, done, Stall::kDemand);
         }
     } catch (const std::exception&) {
         wait_on_host(done);

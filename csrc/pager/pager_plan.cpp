@@ -7,6 +7,7 @@
 #include "base/assert.h"
 #include "base/bytes.h"
 #include "pager/pager.h"
+#include "pager/step_replay.h"
 
 namespace trainstream {
 
@@ -23,13 +24,7 @@ constexpr uint64_t kPressedPart = 16;
 // after them presses whatever the arena's size.
 constexpr int kRefinements = 2;
 
-// Loads in flight that hide the way: at 50 GB/s it is 15 ms, a few operators' time. More would take
-// frames from what is needed again soon (looking 64 loads ahead instead of 8 cost 17 %).
-constexpr size_t kLeadBytes = 768 * kMiB;
-
-// Extra frames are opened for no less than so many operations, and tried for at each so many
-// boundaries: looking for room walks over all blocks.
-constexpr uint64_t kExtraLasts = 8;
+// Extra frames are tried for at each so many boundaries: looking for room walks over all blocks.
 constexpr int kExtraTries = 8;
 
 // Boundaries that a load is tried at before it is left to demand.
@@ -49,12 +44,19 @@ void Pager::note_use(Storage& storage, Pins* pins, const Use& use) {
             plan_->schedule->fix(storage.item);
         }
     }
-    if (use.kind < UseKind::kOnce || storage.last_operation == pins->operation) {
+    if (use.kind < UseKind::kOnce) {
+        return;
+    }
+    if (storage.last_operation == pins->operation) {
+        if (use.writes) {
+            trace_.add_write(storage.serial);
+        }
         return;
     }
     storage.last_operation = pins->operation;
     if (storage.born_step < stats_.steps) {
-        trace_.add({storage.serial, pins->operation, std::exchange(live_since_use_, live_bytes_)});
+        trace_.add({storage.serial, pins->operation, std::exchange(live_since_use_, live_bytes_),
+                    use.writes});
     }
     if (is_item) {
         plan_->has_begun = true;
@@ -83,6 +85,7 @@ void Pager::judge_step(bool moved) {
     uint64_t live_peak_bytes = 0;
     {
         MutexLock lock(mutex_);
+        trace = StepTrace(operations_);
         live_peak_bytes = std::exchange(live_peak_bytes_, live_bytes_);
         std::swap(trace, trace_);
         trace.end(std::exchange(live_since_use_, live_bytes_));
@@ -165,6 +168,8 @@ std::unique_ptr<FramePlan> Pager::make_plan(const StepTrace& trace, uint64_t liv
     const uint64_t through_bytes = live_peak_bytes - bytes_not_planned(live_peak_bytes);
     Period period;
     std::vector<StoragePtr> items;
+    std::vector<ItemList> written;
+    std::vector<uint64_t> places;
     std::vector<uint64_t> beside_bytes;  // Most of it, from each operation to the next.
     std::unordered_map<uint64_t, uint32_t> numbers;
     uint64_t operation = 0;
@@ -185,10 +190,15 @@ std::unique_ptr<FramePlan> Pager::make_plan(const StepTrace& trace, uint64_t liv
         }
         if (period.operations.empty() || use.operation != operation) {
             period.operations.emplace_back();
+            written.emplace_back();
+            places.push_back(trace.place_of(use.operation));
             beside_bytes.push_back(beside);
             operation = use.operation;
         }
         period.operations.back().push_back(number->second);
+        if (use.writes) {
+            written.back().push_back(number->second);
+        }
     }
     if (items.empty()) {
         return nullptr;
@@ -200,9 +210,12 @@ std::unique_ptr<FramePlan> Pager::make_plan(const StepTrace& trace, uint64_t liv
         usable_bytes = std::max<uint64_t>(usable_bytes, region.end - region.begin);
     }
     auto plan = std::make_unique<FramePlan>(std::move(period), std::move(items));
-    plan->choose_sizes(usable_bytes, beside_bytes, arena_limit_bytes_);
+    plan->written = std::move(written);
+    plan->places = std::move(places);
+    plan->sizes =
+        FrameSizes::choose(plan->period, usable_bytes, beside_bytes, arena_limit_bytes_);
     stats_.beside_bytes = *std::max_element(beside_bytes.begin(), beside_bytes.end());
-    return plan->wanted_bytes == 0 ? nullptr : std::move(plan);
+    return plan->sizes.arena_bytes == 0 ? nullptr : std::move(plan);
 }
 
 /// What leaves and comes back each step keeps one host block for it: nothing grows later, and
@@ -215,7 +228,7 @@ void Pager::keep_host_blocks() {
         if (plan_ == nullptr) {
             return;
         }
-        const std::vector<bool> leaves = plan_->who_leaves(kLeadBytes);
+        const std::vector<bool> leaves = StepReplay(plan_->as_recorded()).who_leaves();
         for (size_t i = 0; i < plan_->items.size(); ++i) {
             if (plan_->items[i] != nullptr) {
                 (leaves[i] ? leavers : stayers).push_back(plan_->items[i]);
@@ -367,17 +380,15 @@ void Pager::manage_extra() {
         MutexLock lock(mutex_);
         const uint64_t now = plan_->schedule->done();
         if (plan_->extra.empty() || now < plan_->extra_until) {
-            const size_t have_bytes = plan_->extra.size() * plan_->segment_bytes;
-            const bool more = have_bytes + plan_->segment_bytes <= plan_->extra_bytes;
-            if (plan_->segment_bytes == 0 || !more || now < plan_->extra_again ||
-                plan_->extra_tries++ % kExtraTries != 0) {
+            const FrameSizes& sizes = plan_->sizes;
+            const size_t have_bytes = plan_->extra.size() * sizes.segment_bytes;
+            const bool more = have_bytes + sizes.segment_bytes <= sizes.extra_bytes;
+            if (!more || now < plan_->extra_again || plan_->extra_tries++ % kExtraTries != 0 ||
+                !sizes.extra_is_worthwhile(now)) {
                 return;
             }
-            until = plan_->extra_ends(now);
-            if (until <= now + kExtraLasts) {
-                return;
-            }
-            wanted_bytes = plan_->segment_bytes;
+            until = sizes.extra_ends(now);
+            wanted_bytes = sizes.segment_bytes;
             home = plan_->home;
         }
     }
@@ -409,7 +420,7 @@ bool Pager::open_extra(size_t size_bytes, StreamId home, uint64_t until) {
     plan_->extra_until = until;
     plan_->schedule->open_extra(size_bytes, until);
     ++stats_.extra_opened;
-    return (plan_->extra.size() + 1) * size_bytes <= plan_->extra_bytes;
+    return (plan_->extra.size() + 1) * size_bytes <= plan_->sizes.extra_bytes;
 }
 
 /// What is in the extra frames leaves. True: all has, and their memory was given back.
@@ -492,7 +503,7 @@ bool Pager::lay_arena() {
     {
         MutexLock lock(mutex_);
         items = plan_->items;
-        arena_bytes = plan_->wanted_bytes;
+        arena_bytes = plan_->sizes.arena_bytes;
         home = plan_->home;
     }
     for (const StoragePtr& storage : items) {
@@ -510,7 +521,7 @@ bool Pager::lay_arena() {
         drop_plan();
         return false;
     }
-    plan_->lay(block, arena_bytes, kLeadBytes);
+    plan_->lay(block, arena_bytes);
     for (const StoragePtr& storage : plan_->items) {
         if (storage != nullptr && (storage->pinned_for_good() || is_used_unseen(*storage))) {
             plan_->schedule->fix(storage->item);
@@ -564,7 +575,7 @@ void* Pager::take_arena(size_t* size_bytes, StreamId home, Event* free_from) noe
     return nullptr;
 }
 
-size_t Pager::plan_least_bytes() const { return FramePlan::least_bytes(memory_.budget_bytes()); }
+size_t Pager::plan_least_bytes() const { return FrameSizes::least_bytes(memory_.budget_bytes()); }
 
 void Pager::drop_plan() {
     for (const StoragePtr& storage : plan_->items) {

@@ -96,6 +96,20 @@ Bytes pattern(size_t size_bytes, unsigned seed) {
     return bytes;
 }
 
+TEST_P(DeviceContractTest, MarksKnowTheTimeBetweenThem) {
+    const Event before = device().mark(0);
+    const Bytes source(8 * kMiB, 1);
+    void* const block = make_block(source.size());
+    device().wait(0, to_device(block, source));
+    const Event after = device().mark(0);
+    after->wait();
+    ASSERT_TRUE(before->is_done());
+    EXPECT_GT(device().ns_between(before, after), 0u);
+    EXPECT_EQ(device().ns_between(after, before), 0u);
+    EXPECT_EQ(device().ns_between(before, before), 0u);
+    memory().free(block);
+}
+
 TEST_P(DeviceContractTest, CopyThereAndBackKeepsEveryByte) {
     const Bytes from = pattern(kSize, 1);
     Bytes back(kSize);

@@ -25,37 +25,37 @@ TEST(FramePlanTest, TheArenaIsWhatIsFreeAtThePeak) {
     FramePlan plan = plan_of(100);
     std::vector<uint64_t> beside(100, 10 * kMiB);
     beside[50] = 30 * kMiB;
-    plan.choose_sizes(64 * kMiB, beside, UINT64_MAX);
-    EXPECT_EQ(plan.wanted_bytes, 64 * kMiB - 30 * kMiB - 2 * kMiB);  // A 32nd is left alone.
-    EXPECT_EQ(plan.wanted_bytes % kBlockAlignment, 0u);
+    plan.sizes = FrameSizes::choose(plan.period, 64 * kMiB, beside, UINT64_MAX);
+    EXPECT_EQ(plan.sizes.arena_bytes, 64 * kMiB - 30 * kMiB - 2 * kMiB);  // A 32nd is left alone.
+    EXPECT_EQ(plan.sizes.arena_bytes % kBlockAlignment, 0u);
 }
 
 TEST(FramePlanTest, NoMoreThanThereIsToLoad) {
     FramePlan plan = plan_of(10);
-    plan.choose_sizes(64 * kMiB, std::vector<uint64_t>(10, 0), UINT64_MAX);
-    EXPECT_EQ(plan.wanted_bytes, 10 * kItem);
-    EXPECT_EQ(plan.extra_bytes, 0u);
+    plan.sizes = FrameSizes::choose(plan.period, 64 * kMiB, std::vector<uint64_t>(10, 0), UINT64_MAX);
+    EXPECT_EQ(plan.sizes.arena_bytes, 10 * kItem);
+    EXPECT_EQ(plan.sizes.extra_bytes, 0u);
 }
 
 TEST(FramePlanTest, AShortPeakLeavesExtraFramesForTheRest) {
     FramePlan plan = plan_of(100);
     std::vector<uint64_t> beside(100, 10 * kMiB);
     beside[50] = 60 * kMiB;
-    plan.choose_sizes(64 * kMiB, beside, UINT64_MAX);
-    EXPECT_EQ(plan.wanted_bytes, FramePlan::least_bytes(64 * kMiB));
-    EXPECT_EQ(plan.wanted_bytes + plan.extra_bytes, 64 * kMiB - 10 * kMiB - 2 * kMiB);
-    EXPECT_EQ(plan.extra_ends(0), 49u);  // Gone before the operation that needs the room begins,
-    EXPECT_EQ(plan.extra_ends(50), 50u);
-    EXPECT_EQ(plan.extra_ends(52), 149u);  // and back once it has ended, past the period's end.
-    EXPECT_GE(plan.segment_bytes, kItem);
-    EXPECT_LE(plan.segment_bytes, plan.extra_bytes);
+    plan.sizes = FrameSizes::choose(plan.period, 64 * kMiB, beside, UINT64_MAX);
+    EXPECT_EQ(plan.sizes.arena_bytes, FrameSizes::least_bytes(64 * kMiB));
+    EXPECT_EQ(plan.sizes.arena_bytes + plan.sizes.extra_bytes, 64 * kMiB - 10 * kMiB - 2 * kMiB);
+    EXPECT_EQ(plan.sizes.extra_ends(0), 49u);  // Gone before the operation that needs the room begins,
+    EXPECT_EQ(plan.sizes.extra_ends(50), 50u);
+    EXPECT_EQ(plan.sizes.extra_ends(52), 149u);  // and back once it has ended, past the period's end.
+    EXPECT_GE(plan.sizes.segment_bytes, kItem);
+    EXPECT_LE(plan.sizes.segment_bytes, plan.sizes.extra_bytes);
 }
 
 TEST(FramePlanTest, WhereEveryOperationNeedsTheRoomTheArenaHasAPartAllTheSame) {
     FramePlan plan = plan_of(100);
-    plan.choose_sizes(64 * kMiB, std::vector<uint64_t>(100, 70 * kMiB), UINT64_MAX);
-    EXPECT_GT(plan.wanted_bytes, FramePlan::least_bytes(64 * kMiB));
-    EXPECT_EQ(plan.extra_bytes, 0u);
+    plan.sizes = FrameSizes::choose(plan.period, 64 * kMiB, std::vector<uint64_t>(100, 70 * kMiB), UINT64_MAX);
+    EXPECT_GT(plan.sizes.arena_bytes, FrameSizes::least_bytes(64 * kMiB));
+    EXPECT_EQ(plan.sizes.extra_bytes, 0u);
 }
 
 TEST(FramePlanTest, ASegmentHoldsTheLargestItem) {
@@ -68,18 +68,18 @@ TEST(FramePlanTest, ASegmentHoldsTheLargestItem) {
     FramePlan plan(std::move(period), std::vector<StoragePtr>(50));
     std::vector<uint64_t> beside(50, 10 * kMiB);
     beside[25] = 64 * kMiB;
-    plan.choose_sizes(64 * kMiB, beside, UINT64_MAX);
-    EXPECT_GE(plan.segment_bytes, 9 * kItem);
+    plan.sizes = FrameSizes::choose(plan.period, 64 * kMiB, beside, UINT64_MAX);
+    EXPECT_GE(plan.sizes.segment_bytes, 9 * kItem);
 }
 
 TEST(FramePlanTest, WhoLeavesIsWhatDoesNotFit) {
     FramePlan fits = plan_of(10);
-    fits.choose_sizes(64 * kMiB, std::vector<uint64_t>(10, 0), UINT64_MAX);
-    const std::vector<bool> none = fits.who_leaves(0);
+    fits.sizes = FrameSizes::choose(fits.period, 64 * kMiB, std::vector<uint64_t>(10, 0), UINT64_MAX);
+    const std::vector<bool> none = StepReplay(fits.as_recorded()).who_leaves();
     EXPECT_EQ(std::count(none.begin(), none.end(), true), 0);
     FramePlan streams = plan_of(100);
-    streams.choose_sizes(64 * kMiB, std::vector<uint64_t>(100, 40 * kMiB), UINT64_MAX);
-    const std::vector<bool> most = streams.who_leaves(0);
+    streams.sizes = FrameSizes::choose(streams.period, 64 * kMiB, std::vector<uint64_t>(100, 40 * kMiB), UINT64_MAX);
+    const std::vector<bool> most = StepReplay(streams.as_recorded()).who_leaves();
     EXPECT_GE(std::count(most.begin(), most.end(), true), 75);
 }
 

@@ -92,6 +92,17 @@ private:
     std::thread thread_;  // Last: it uses the others.
 };
 
+/// A point of a timeline that knows when it was reached. Lock: none; `done` hands `time` over.
+struct Mark final : public EventState {
+    using Clock = std::chrono::steady_clock;
+
+    bool is_done() const override { return done->is_done(); }
+    void wait() const override { done->wait(); }
+
+    Event done;
+    Clock::time_point time;
+};
+
 /// A Device of timelines: one for each stream 1 to `streams`, one for each direction of copies. No
 /// call makes the host wait.
 class AsyncDevice final : public Device {
@@ -113,6 +124,19 @@ public:
     Event record(StreamId stream) override {
         EXPECT_FALSE(capturing.load()) << "recorded during a capture";
         return record_unchecked(stream);
+    }
+    Event mark(StreamId stream) override {
+        EXPECT_FALSE(capturing.load()) << "marked during a capture";
+        auto mark = std::make_shared<Mark>();
+        mark->done = at(stream).give({}, [mark] { mark->time = Mark::Clock::now(); });
+        return mark;
+    }
+    uint64_t ns_between(const Event& from, const Event& to) const override {
+        const auto& first = dynamic_cast<const Mark&>(*from);
+        const auto& last = dynamic_cast<const Mark&>(*to);
+        EXPECT_TRUE(first.is_done() && last.is_done());
+        const std::chrono::nanoseconds passed = last.time - first.time;
+        return static_cast<uint64_t>(std::max<int64_t>(0, passed.count()));
     }
     /// For memory, which puts off what a capture frees.
     Event record_unchecked(StreamId stream) {

@@ -33,6 +33,15 @@ public:
         }
         return device_.record(stream);
     }
+    Event mark(StreamId stream) override {
+        if (refuse_record) {
+            throw errors::device("record", "the test says so");
+        }
+        return device_.mark(stream);
+    }
+    uint64_t ns_between(const Event& from, const Event& to) const override {
+        return device_.ns_between(from, to);
+    }
     void wait(StreamId stream, const Event& event) override {
         if (refuse_wait) {
             throw errors::device("wait", "the test says so");

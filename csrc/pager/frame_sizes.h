@@ -1,0 +1,44 @@
+// csrc/pager/frame_sizes.h: how much device memory frames have, and when in the step.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "pager/frame_schedule.h"
+
+namespace trainstream {
+
+/// The arena is there all the time. Extra frames, in segments of the device's pool, are there where
+/// the recorded step had the room for them.
+///
+/// Owner: a plan. Lock: none of its own.
+struct FrameSizes {
+    /// `beside_bytes` of `usable_bytes` are needed for what is not planned, from each operation of
+    /// the period to the next. The arena is what is free at the step's peak. Where that is little,
+    /// extra frames serve the rest of the step; where they cannot either, the arena is taken from
+    /// what is beside it.
+    static FrameSizes choose(const Period& period, uint64_t usable_bytes,
+                             const std::vector<uint64_t>& beside_bytes, uint64_t arena_limit_bytes);
+    /// The smallest arena: less hides nothing.
+    static size_t least_bytes(uint64_t usable_bytes);
+    /// Frames that are too few to hide a load are of no use: a quarter for what is on its way.
+    static size_t lead_bytes(size_t frames_bytes);
+
+    /// The first operation from `time` on, in the schedule's time, that extra frames may not see.
+    uint64_t extra_ends(uint64_t time) const;
+    /// Whether opening extra frames at `time` serves enough operations to be worth it.
+    bool extra_is_worthwhile(uint64_t time) const;
+
+    size_t arena_bytes = 0;
+    size_t extra_bytes = 0;           // Of extra frames, where the step has the room,
+    size_t segment_bytes = 0;         // in segments of so many each.
+    std::vector<bool> extra_allowed;  // By operation of the period.
+
+private:
+    double choose_extra(const Period& period, const std::vector<uint64_t>& free_bytes,
+                        uint64_t item_bytes);
+    void choose_segments(const Period& period);
+};
+
+}  // namespace trainstream
