@@ -109,7 +109,8 @@ def memory_stats() -> dict[str, int | float | str]:
     Keys: device, budget_bytes, peak_bytes, evicted_bytes, restored_bytes, in_place_bytes,
     dropped_bytes (left without a copy), born_cold_bytes, host_in_use_bytes, page_locked_bytes,
     page_locked_bytes_peak, optimizer_bytes (trainstream.optim's states), host_limit_bytes,
-    resident_bytes, cold_bytes, pins, evictions, restores, failures, growths, stall_ns, steps.
+    resident_bytes, cold_bytes, pins, evictions, restores, failures, growths, steps, copy_ns (copies
+    ran, both directions added up), stall_ns (compute waited for them, as far as it was measured).
     """
     state = _state()
     return {} if state is None else dict(state.extension.stats())
@@ -175,6 +176,34 @@ def memory_report(model=None, *, as_dict: bool = False):
         raise errors.not_a_module("memory_report", model)
     report = reports.make(model)
     return report if as_dict else reports.as_text(report)
+
+
+def report(*, as_dict: bool = False, measure: bool = True):
+    """The plan, what a step was to take and took, and what limits it: lines for a person.
+
+    A step is the one of median length of the last few that paging was on for, as the device counts:
+    compute (what is left when nothing is waited for) and the waits for copies, by cause. The bound
+    is max(compute, to device, to host, host memory), where host memory counts what cores and copies
+    touch together; its largest term limits.
+
+    Args:
+        as_dict: True returns a dictionary instead: "enabled", "device", "steps", "plan" and, once a
+            step was measured, "step_seconds", "compute_seconds", "predicted_seconds" (None without
+            a plan), "stall_seconds" (by cause: late, demand, room), "bytes" (of a step, by way),
+            "bound" (seconds by term; None where rates are not known), "bound_seconds" and "limit"
+            (the term). Default False.
+        measure: Measure this machine's rates if they never were (under 2 s). Default True.
+
+    Raises:
+        As profile_hardware, where it measures.
+    """
+    from trainstream import step_report
+
+    known = step_report.known_rates() if is_enabled() else None
+    if known is None and measure and is_enabled():
+        known = step_report.measured_rates()
+    made = step_report.make(known)
+    return made if as_dict else step_report.as_text(made)
 
 
 def __getattr__(name: str):

@@ -1,6 +1,7 @@
 """The end of a process: the line on exit."""
 
 import atexit
+import contextlib
 import os
 import sys
 import time
@@ -40,8 +41,14 @@ def _finish_in_children_too(arguments: tuple) -> None:
         util.register_after_fork(_finish, finish_last)
 
 
-def line(stats: dict[str, int | float | str], elapsed_ns: int) -> str:
-    """The exit line. Bytes are plain integers, since scripts read them."""
+def line(
+    stats: dict[str, int | float | str], elapsed_ns: int, step: dict[str, str] | None = None
+) -> str:
+    """The exit line. Bytes are plain integers, since scripts read them.
+
+    Args:
+        step: Fields about a usual step; see _step_fields. Default None: none was measured.
+    """
     stall_percent = 100.0 * stats["stall_ns"] / max(elapsed_ns, 1)
     fields = {
         "device": stats["device"],
@@ -55,7 +62,24 @@ def line(stats: dict[str, int | float | str], elapsed_ns: int) -> str:
         "steps": stats["steps"],
         "stall": f"{stall_percent:.1f}%",
     }
+    fields.update(step or {})
     return "trainstream: " + " ".join(f"{key}={value}" for key, value in fields.items())
+
+
+def _step_fields() -> dict[str, str]:
+    """What a step took, was to take and cannot be faster than; empty where none was measured."""
+    from trainstream import step_report
+
+    report = step_report.known()
+    if report is None:
+        return {}
+    seconds = {
+        "step": report["step_seconds"],
+        "predicted": report["predicted_seconds"],
+        "bound": report["bound_seconds"],
+    }
+    fields = {key: f"{value:.4g}s" for key, value in seconds.items() if value is not None}
+    return fields | ({"limit": report["limit"]} if report["limit"] else {})
 
 
 def _finish(
@@ -71,7 +95,10 @@ def _finish(
     try:
         elapsed_ns = time.monotonic_ns() - started_ns
         extension.close()
-        text = line(extension.stats(), elapsed_ns)
+        step = None
+        with contextlib.suppress(Exception):  # The numbers that count do not depend on it.
+            step = _step_fields()
+        text = line(extension.stats(), elapsed_ns, step)
     except Exception as fault:
         text = f"trainstream: no summary: {type(fault).__name__}: {' '.join(str(fault).split())}"
     try:

@@ -98,7 +98,8 @@ py::dict dict_of(const char* device, const PagerStats& stats, const HostPoolStat
     result["growths"] = host.growths;
     result["page_locks"] = host.locks;
     result["lock_ns"] = host.lock_ns;
-    result["stall_ns"] = copies.busy_ns;
+    result["copy_ns"] = copies.busy_ns;
+    result["stall_ns"] = stats.stall_ns;
     result["watching"] = operator_guard::is_watching();
     return result;
 }
@@ -216,6 +217,41 @@ void step_done() {
     for_each_pager([](Pager& pager) { pager.step_done(); });
 }
 
+py::dict dict_of(const StepTimes& times, const std::optional<StepReplay::Result>& forecast) {
+    py::dict result;
+    result["step_ns"] = times.step_ns;
+    result["compute_ns"] = times.compute_ns();
+    result["late_ns"] = times.stall_ns.at(static_cast<size_t>(Stall::kLate));
+    result["demand_ns"] = times.stall_ns.at(static_cast<size_t>(Stall::kDemand));
+    result["room_ns"] = times.stall_ns.at(static_cast<size_t>(Stall::kRoom));
+    result["operations"] = times.operations;
+    result["to_device_bytes"] = times.bytes.to_device;
+    result["to_host_bytes"] = times.bytes.to_host;
+    result["in_place_bytes"] = times.bytes.in_place;
+    if (forecast.has_value()) {
+        result["forecast_ns"] = forecast->step_ns;
+        result["forecast_to_device_bytes"] = forecast->to_device_bytes;
+        result["forecast_to_host_bytes"] = forecast->to_host_bytes;
+        result["forecast_late"] = forecast->late_items;
+    }
+    return result;
+}
+
+/// A usual step of late for each device that has one, and what its plan is to take at these rates
+/// (bytes a second; 0: not known, no forecast).
+py::list usual_steps(double to_device, double to_host, double to_device_beside,
+                     double to_host_beside) {
+    const LinkRates rates{to_device, to_host, to_device_beside, to_host_beside};
+    const bool known = to_device > 0 && to_host > 0 && to_device_beside > 0 && to_host_beside > 0;
+    py::list result;
+    for_each_pager([&](Pager& pager) {
+        if (const std::optional<StepTimes> times = pager.usual_step()) {
+            result.append(dict_of(*times, known ? pager.forecast(rates) : std::nullopt));
+        }
+    });
+    return result;
+}
+
 void close() {
     for_each_pager([](Pager& pager) { pager.close(); });
 }
@@ -238,6 +274,7 @@ PYBIND11_MODULE(_C, module) {
     module.def("evict_all", &evict_all, NoGil());
     module.def("mark_written", &mark_written, NoGil());
     module.def("step_done", &step_done, NoGil());
+    module.def("usual_steps", &usual_steps);
     module.def("close", &close, NoGil());
     add_optim_functions(module);
     add_hardware_functions(module);

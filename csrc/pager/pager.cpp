@@ -616,13 +616,15 @@ void Pager::throw_out_of_memory(size_t size_bytes) {
     throw errors::out_of_memory(numbers);
 }
 
-PagerStats Pager::stats() const {
+PagerStats Pager::stats() {
     const uint64_t budget = memory_.budget_bytes();
     const uint64_t peak = memory_.peak_bytes();
+    const uint64_t stall_ns = step_clock_.all_stall_ns();
     MutexLock lock(mutex_);
     PagerStats stats = stats_;
     stats.budget_bytes = budget;
     stats.peak_bytes = peak;
+    stats.stall_ns = stall_ns;
     stats.resident_bytes = map_.bytes();
     if (plan_ != nullptr && plan_->is_laid()) {
         stats.arena_bytes = plan_->arena->size_bytes();

@@ -68,6 +68,7 @@ struct PagerStats {
     uint64_t demanded_bytes = 0;      // Planned, but needed earlier than they came.
     uint64_t extra_gave_way = 0;      // Times that extra frames left earlier than planned.
     uint64_t strays = 0;              // Uses that the plan's step does not have.
+    uint64_t stall_ns = 0;            // Compute waited for copies; in steps that were measured.
 };
 
 /// One managed storage as a report sees it.
@@ -156,7 +157,7 @@ public:
     DeviceMemory& memory() { return memory_; }
     const HostPool& host() const { return host_; }
     HostPool& host() { return host_; }
-    PagerStats stats() const;
+    PagerStats stats();
     /// Where the time of a usual step of late went. Nothing: none was watched from end to end.
     std::optional<StepTimes> usual_step() { return step_clock_.usual_step(); }
     /// How long the plan's step is to take. Nothing: there is no plan, or no step was measured.

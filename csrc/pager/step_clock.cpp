@@ -98,6 +98,12 @@ void StepClock::interrupt() {
     forget();
 }
 
+uint64_t StepClock::all_stall_ns() {
+    const MutexLock lock(mutex_);
+    read_marks();
+    return all_stall_ns_;
+}
+
 std::optional<StepTimes> StepClock::usual_step() {
     const MutexLock lock(mutex_);
     read_marks();
@@ -133,22 +139,32 @@ void StepClock::add(Mark mark) {
     marks_.push_back(std::move(mark));
 }
 
-void StepClock::read_marks() {
-    while (!marks_.empty()) {
-        const Mark& mark = marks_.front();
-        const bool done = mark.at->is_done() && (mark.until == nullptr || mark.until->is_done());
-        if (!done || !begin_->is_done()) {
-            return;
+void StepClock::read_marks() noexcept {
+    try {
+        while (!marks_.empty() && read_next()) {
         }
-        read(mark);
-        marks_.pop_front();
+    } catch (const std::exception&) {
+        forget();  // The device is gone, or broken: then others say so.
     }
+}
+
+/// False: the device is not there yet.
+bool StepClock::read_next() {
+    const Mark& mark = marks_.front();
+    const bool done = mark.at->is_done() && (mark.until == nullptr || mark.until->is_done());
+    if (!done || !begin_->is_done()) {
+        return false;
+    }
+    read(mark);
+    marks_.pop_front();
+    return true;
 }
 
 void StepClock::read(const Mark& mark) {
     if (mark.kind == Kind::kWait) {
-        times_.stall_ns.at(static_cast<size_t>(mark.cause)) +=
-            device_.ns_between(mark.at, mark.until);
+        const uint64_t stall_ns = device_.ns_between(mark.at, mark.until);
+        times_.stall_ns.at(static_cast<size_t>(mark.cause)) += stall_ns;
+        all_stall_ns_ += stall_ns;
         return;
     }
     if (times_.points.empty()) {

@@ -71,6 +71,8 @@ public:
     /// Operators are not announced any more: the step that runs is not measured.
     void interrupt();
 
+    /// Time that compute waited for copies in all steps so far, as far as it is known.
+    uint64_t all_stall_ns();
     /// The step of median length of the last few that were measured whole. Nothing: none was yet.
     std::optional<StepTimes> usual_step();
 
@@ -88,7 +90,8 @@ private:
 
     Event mark(StreamId stream) noexcept;
     void add(Mark mark) TS_REQUIRES(mutex_);
-    void read_marks() TS_REQUIRES(mutex_);
+    void read_marks() noexcept TS_REQUIRES(mutex_);
+    bool read_next() TS_REQUIRES(mutex_);
     void read(const Mark& mark) TS_REQUIRES(mutex_);
     void forget() TS_REQUIRES(mutex_);
 
@@ -105,6 +108,7 @@ private:
     Event begin_ TS_GUARDED_BY(mutex_);
     StepTimes times_ TS_GUARDED_BY(mutex_);
     std::deque<StepTimes> steps_ TS_GUARDED_BY(mutex_);  // The last ones.
+    uint64_t all_stall_ns_ TS_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace trainstream

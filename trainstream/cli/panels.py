@@ -105,12 +105,11 @@ def _time(run: Run) -> Panel:
     return Panel(
         "Step time",
         "seconds",
-        "Copies run beside the step's own work; near the top line they are what it waits for.",
+        "Copies run beside the step's own work; what it waited for is time lost.",
         lines=[
             _line(run, "step", BLUE, lambda record: record["seconds"] / record["steps"]),
-            _line(
-                run, "time with copies", ORANGE, lambda r: r["stall_ns"] / 1e9 / r["steps"], True
-            ),
+            _line(run, "time with copies", ORANGE, lambda r: r["copy_ns"] / 1e9 / r["steps"], True),
+            _line(run, "waited for copies", RED, lambda r: r["stall_ns"] / 1e9 / r["steps"]),
         ],
     )
 

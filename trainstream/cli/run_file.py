@@ -7,7 +7,7 @@ import json
 import os
 from dataclasses import dataclass
 
-from trainstream import errors
+from trainstream import bound, errors
 from trainstream._text import format_bytes, format_rate, format_seconds
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "other")
@@ -61,6 +61,7 @@ class Steady:
     demanded: float
     strays: float
     copying_s: float
+    waiting_s: float
 
 
 def load(path: str) -> Run:
@@ -119,6 +120,7 @@ def steady(run: Run) -> Steady:
         mean("loaded_ahead_bytes"),
         mean("demanded_bytes"),
         mean("strays"),
+        mean("copy_ns") / 1e9,
         mean("stall_ns") / 1e9,
     )
 
@@ -134,15 +136,24 @@ def limit(run: Run) -> str:
             f"Nothing moves: the run fits its {format_bytes(run.budget_bytes)}, so its own work "
             f"limits a step of {took}, as without trainstream."
         )
+    measured = run.raw.get("step") or {}
+    if measured.get("bound"):
+        waited = sum(measured["stall_seconds"].values())
+        return (
+            f"A step of {format_seconds(measured['step_seconds'])} computes for "
+            f"{format_seconds(measured['compute_seconds'])} and waits {format_seconds(waited)} for "
+            f"copies; {bound.limit_text(measured)}."
+        )
     name, seconds, why = max(_terms(run, step), key=lambda term: term[1])
     share = min(seconds / max(step.seconds, 1e-9), 1)
     if share >= _LIMITING_SHARE:
         return f"{name} limits: {why}, {share:.0%} of a step of {took}."
-    late = step.to_device - step.ahead
-    if late > _WAITING_SHARE * step.to_device and step.copying_s > _WAITING_SHARE * step.seconds:
+    if step.waiting_s > _WAITING_SHARE * step.seconds:
+        late = step.to_device - step.ahead
         return (
-            f"Waiting for copies limits: of {format_bytes(step.to_device)} that come to the device "
-            f"in a step of {took}, {late / step.to_device:.0%} come when they are already needed "
+            f"Waiting for copies limits: {step.waiting_s / max(step.seconds, 1e-9):.0%} of a step "
+            f"of {took}; of {format_bytes(step.to_device)} that come to the device "
+            f"{late / max(step.to_device, 1):.0%} come when they are already needed "
             f"({step.strays:.0f} uses a step are not in the plan)."
         )
     return (

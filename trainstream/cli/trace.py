@@ -39,7 +39,7 @@ def _of_record(record: dict) -> list[dict]:
         "tid": _TID,
         "ts": begin * 1e6,
         "dur": seconds * 1e6,
-        "args": {key: record[key] for key in (*counters, *plan, "stall_ns")},
+        "args": {key: record[key] for key in (*counters, *plan, "copy_ns", "stall_ns")},
     }
     # A counter holds from its time on: rates from the step's begin, places from its end.
     rates = {

@@ -39,6 +39,12 @@ class Slot:
             extension.checksums_on_host(param) if param.dtype is torch.bfloat16 else None,
         )
 
+    @property
+    def size_bytes(self) -> int:
+        """Host memory that its tensors take."""
+        tensors = (self.exp_avg, self.exp_avg_sq, self.residual, self.checksums)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
     def with_zero_moments(self, extension: ModuleType, param: torch.Tensor) -> "Slot":
         """The same master, and moments as at the beginning."""
         moments = self.exp_avg.dtype

@@ -93,6 +93,15 @@ class _HostOptimizer:
         params = (p for group in self.param_groups for p in group["params"])
         return "hybrid" if any(p.is_cuda for p in params) else "host"
 
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes of host memory that states took in the last step, read and written: by the host's
+        cores, and by the GPU's kernel."""
+        elements = sum(slot.exp_avg.numel() for slot in self._slots.values())
+        state_bytes = sum(slot.size_bytes for slot in self._slots.values())
+        each = 2 * state_bytes / max(elements, 1)
+        return tuple(round(each * share) for share in self.share)
+
     def add_param_group(self, param_group):
         super().add_param_group(param_group)
         for name in ("amsgrad", "capturable", "differentiable"):
