@@ -53,6 +53,7 @@ struct FramePlan {
     bool has_begun = false;    // Something of it was used since it was made.
     bool retiring = false;     // Nothing comes any more, all that can leaves.
     int failures = 0;          // Of loads, in a row.
+    uint64_t first_step = 0;   // That it saw from end to end, in the clock's numbers.
 };
 
 }  // namespace trainstream

@@ -18,6 +18,7 @@
 #include "base/mutex.h"
 #include "device/device.h"
 #include "device/device_memory.h"
+#include "pager/arena_limit.h"
 #include "pager/device_map.h"
 #include "pager/frame_plan.h"
 #include "pager/frame_schedule.h"
@@ -332,8 +333,7 @@ private:
     std::unique_ptr<FramePlan> plan_ TS_GUARDED_BY(mutex_);
     bool plan_busy_ TS_GUARDED_BY(mutex_) = false;  // A thread carries something of it out.
     std::atomic<bool> has_plan_{false};
-    uint64_t arena_limit_bytes_ TS_GUARDED_BY(mutex_) = UINT64_MAX;  // Learned from pressure.
-    int refinements_ TS_GUARDED_BY(mutex_) = 0;
+    ArenaLimit arena_limit_ TS_GUARDED_BY(mutex_);
     uint64_t pressed_out_bytes_ TS_GUARDED_BY(mutex_) = 0;  // Beside the arena, in this step.
     std::vector<StepTrace::Use> last_step_ TS_GUARDED_BY(mutex_);  // As it was recorded.
 };

@@ -16,13 +16,8 @@ namespace {
 // The first step makes optimizer states; the second is the first that is like all later ones.
 constexpr uint64_t kStepsBeforePlan = 2;
 
-// What must have left for want of room beside the arena in a step, as a part of the budget, before
-// the arena counts as too large.
-constexpr uint64_t kPressedPart = 16;
-
-// Steps that may show the arena to be too large. Each costs a step without a plan, and what presses
-// after them presses whatever the arena's size.
-constexpr int kRefinements = 2;
+// Steps of a plan that are measured before its arena is judged.
+constexpr size_t kStepsMeasured = 2;
 
 // Extra frames are tried for at each so many boundaries: looking for room walks over all blocks.
 constexpr int kExtraTries = 8;
@@ -213,7 +208,7 @@ std::unique_ptr<FramePlan> Pager::make_plan(const StepTrace& trace, uint64_t liv
     plan->written = std::move(written);
     plan->places = std::move(places);
     plan->sizes =
-        FrameSizes::choose(plan->period, usable_bytes, beside_bytes, arena_limit_bytes_);
+        FrameSizes::choose(plan->period, usable_bytes, beside_bytes, arena_limit_.bytes());
     stats_.beside_bytes = *std::max_element(beside_bytes.begin(), beside_bytes.end());
     return plan->sizes.arena_bytes == 0 ? nullptr : std::move(plan);
 }
@@ -283,7 +278,8 @@ bool Pager::keep_host_block(const StoragePtr& storage) {
     return true;
 }
 
-/// A step that pressed on what is beside the arena shows that the arena is too large.
+/// A step that no plan was made for twice in a row is a new habit. Else the measured steps of this
+/// plan say whether its arena has the right size.
 void Pager::refine_plan(const StepTrace& trace, uint64_t pressed_bytes) {
     const auto same = [](const StepTrace::Use& a, const StepTrace::Use& b) {
         return a.storage == b.storage;
@@ -295,25 +291,24 @@ void Pager::refine_plan(const StepTrace& trace, uint64_t pressed_bytes) {
         std::equal(uses.begin(), uses.end(), last_step_.begin(), last_step_.end(), same);
     last_step_ = uses;
     if (strays && again) {
-        plan_->retiring = true;  // The run has a new habit; the next step makes the plan for it.
-        refinements_ = 0;
-        arena_limit_bytes_ = UINT64_MAX;
+        plan_->retiring = true;  // The next step makes the plan for it.
+        arena_limit_.forget();
         return;
     }
-    if (pressed_bytes > memory_.budget_bytes() / kPressedPart) {
-        shrink_arena(pressed_bytes);
+    const std::optional<StepTimes> times =
+        step_clock_.usual_step(plan_->first_step, kStepsMeasured);
+    if (times.has_value()) {
+        const ArenaLimit::Trial trial{plan_->arena->size_bytes(), pressed_bytes, times->step_ns};
+        plan_->retiring = arena_limit_.judge(trial, memory_.budget_bytes(), plan_least_bytes());
     }
 }
 
 /// The plan goes; the next one has less. False: it may not be smaller.
 bool Pager::shrink_arena(uint64_t less_bytes) {
-    const size_t arena_bytes = plan_->arena->size_bytes();
-    if (refinements_ >= kRefinements || arena_bytes <= plan_least_bytes()) {
+    const uint64_t arena_bytes = plan_->arena->size_bytes();
+    if (!arena_limit_.shrink(arena_bytes, less_bytes, plan_least_bytes())) {
         return false;
     }
-    ++refinements_;
-    arena_limit_bytes_ = std::max<uint64_t>(
-        arena_bytes - std::min<uint64_t>(less_bytes, arena_bytes / 2), plan_least_bytes());
     plan_->retiring = true;
     return true;
 }
@@ -522,6 +517,7 @@ bool Pager::lay_arena() {
         return false;
     }
     plan_->lay(block, arena_bytes);
+    plan_->first_step = step_clock_.steps() + 1;  // This one began without it.
     for (const StoragePtr& storage : plan_->items) {
         if (storage != nullptr && (storage->pinned_for_good() || is_used_unseen(*storage))) {
             plan_->schedule->fix(storage->item);
@@ -598,7 +594,7 @@ bool Pager::retire_plan() {
             }
             if (storage->pinned_for_good() && !storage->freed) {
                 plan_->retiring = false;  // The arena cannot go, so it had better be used.
-                refinements_ = kRefinements;
+                arena_limit_.settle();
                 return false;
             }
             framed.push_back(storage);

@@ -84,8 +84,10 @@ void StepClock::step_ended(const StepBytes& total) {
              .at = end,
              .operation = operation_,
              .bytes = {total.to_device - begin.to_device, total.to_host - begin.to_host,
-                       total.in_place - begin.in_place}});
+                       total.in_place - begin.in_place},
+             .number = ended_});
     }
+    ++ended_;
     is_whole_ = end != nullptr;
     begin_bytes_ = total;
     operation_ = 0;
@@ -104,15 +106,22 @@ uint64_t StepClock::all_stall_ns() {
     return all_stall_ns_;
 }
 
-std::optional<StepTimes> StepClock::usual_step() {
+uint64_t StepClock::steps() {
+    const MutexLock lock(mutex_);
+    return ended_;
+}
+
+std::optional<StepTimes> StepClock::usual_step(uint64_t first_step, size_t least) {
     const MutexLock lock(mutex_);
     read_marks();
-    if (steps_.empty()) {
-        return std::nullopt;
-    }
     std::vector<const StepTimes*> order;
     for (const StepTimes& step : steps_) {
-        order.push_back(&step);
+        if (step.number >= first_step) {
+            order.push_back(&step);
+        }
+    }
+    if (order.empty() || order.size() < least) {
+        return std::nullopt;
     }
     const auto middle = order.begin() + static_cast<std::ptrdiff_t>(order.size() / 2);
     std::nth_element(order.begin(), middle, order.end(), [](const auto* a, const auto* b) {
@@ -178,6 +187,7 @@ void StepClock::read(const Mark& mark) {
     if (mark.kind == Kind::kEnd) {
         times_.operations = mark.operation;
         times_.bytes = mark.bytes;
+        times_.number = mark.number;
         steps_.push_back(std::exchange(times_, {}));
         if (steps_.size() > kStepsKept) {
             steps_.pop_front();

@@ -32,6 +32,7 @@ struct StepBytes {
 
 /// One step on the device.
 struct StepTimes {
+    uint64_t number = 0;  // How many steps had ended before it.
     uint64_t step_ns = 0;
     std::array<uint64_t, kStalls> stall_ns{};  // By cause; part of step_ns.
     StepBytes bytes;
@@ -73,8 +74,11 @@ public:
 
     /// Time that compute waited for copies in all steps so far, as far as it is known.
     uint64_t all_stall_ns();
-    /// The step of median length of the last few that were measured whole. Nothing: none was yet.
-    std::optional<StepTimes> usual_step();
+    /// The step of median length of the last few that were measured whole, from number
+    /// `first_step` on. Nothing: so far it would be of fewer than `least`.
+    std::optional<StepTimes> usual_step(uint64_t first_step = 0, size_t least = 1);
+    /// How many have ended.
+    uint64_t steps();
 
 private:
     enum class Kind : uint8_t { kOperator, kWait, kEnd };
@@ -85,7 +89,8 @@ private:
         Event until = {};  // Of a wait.
         Stall cause = Stall::kLate;
         uint64_t operation = 0;
-        StepBytes bytes = {};  // Of an end: that step's.
+        StepBytes bytes = {};  // Of an end: that step's, and
+        uint64_t number = 0;   // its number.
     };
 
     Event mark(StreamId stream) noexcept;
@@ -100,6 +105,7 @@ private:
     StreamId stream_ TS_GUARDED_BY(mutex_) = 0;
     std::map<StreamId, uint64_t> operators_ TS_GUARDED_BY(mutex_);  // Of this step, by stream.
     uint64_t operation_ TS_GUARDED_BY(mutex_) = 0;                  // Of this step, so far.
+    uint64_t ended_ TS_GUARDED_BY(mutex_) = 0;                      // Steps.
     bool is_whole_ TS_GUARDED_BY(mutex_) = false;  // This step is measured from its beginning.
     std::optional<StepBytes> begin_bytes_ TS_GUARDED_BY(mutex_);
     std::deque<Mark> marks_ TS_GUARDED_BY(mutex_);  // Not read yet.
