@@ -152,7 +152,8 @@ def test_looking_moves_and_pins_nothing(tmp_path):
     before = stats()
     trainstream.memory_report(model)
     after = stats()
-    print([key for key in before if before[key] != after[key] and key not in ("copy_ns", "stall_ns")])
+    times = ("copy_ns", "stall_ns")
+    print([key for key in before if before[key] != after[key] and key not in times])
     """
     assert run_real(tmp_path, TIED + textwrap.dedent(script), "vram:24MiB").stdout == "[]\n"
 

@@ -1,4 +1,4 @@
-"""What a step cannot be faster than: max(compute, to device, to host, host memory), and which it is.
+"""What a step cannot be faster than: max(compute, to device, to host, host memory), and why.
 
 Arithmetic alone: no torch, so that the commands and the report of a run share it with the process
 that trains.

@@ -16,7 +16,7 @@ _STALLS = (
     ("demand_ns", "demand", "loaded when an operator asked"),
     ("room_ns", "room", "what had to leave first"),
 )
-_PLAN = ("plans", "planned_bytes", "arena_bytes", "extra_bytes", "strays")
+_PLAN = ("planned_bytes", "arena_bytes", "extra_bytes")
 
 
 def make(rates: Mapping | None) -> dict:
@@ -33,9 +33,11 @@ def make(rates: Mapping | None) -> dict:
         "enabled": True,
         "device": state.device,
         "steps": stats.get("steps", 0),
-        "plan": {key: stats.get(key, 0) for key in _PLAN},
+        "plan": {key: stats.get(key, 0) for key in ("plans", "strays")},
     }
     step = _usual_step(state.extension, rates)
+    # The last plan's: the model may be gone by now, and its plan with it.
+    report["plan"].update({key: (step or {}).get(key, 0) for key in _PLAN})
     if step is not None:
         report.update(_of_step(step, rates))
     return report
@@ -69,7 +71,9 @@ def _usual_step(extension, rates: Mapping | None) -> dict | None:
     """Of the device whose steps take longest; None where none was measured."""
     link = (0.0, 0.0, 0.0, 0.0)
     if rates is not None:
-        link = tuple(rates[key][way] for key in ("alone", "both") for way in ("to_device", "to_host"))
+        link = tuple(
+            rates[key][way] for key in ("alone", "both") for way in ("to_device", "to_host")
+        )
     steps = extension.usual_steps(*link)
     return max(steps, key=lambda step: step["step_ns"], default=None)
 
@@ -119,7 +123,9 @@ def as_text(report: dict) -> str:
         return "trainstream is off: nothing is moved, and nothing is measured"
     plan = report["plan"]
     lines = [f"trainstream: {report['steps']} steps on {report['device']}"]
-    lines.append(_plan_text(plan) if plan["plans"] else "plan: none; what is needed comes on demand")
+    lines.append(
+        _plan_text(plan) if plan["plans"] else "plan: none; what is needed comes on demand"
+    )
     if "step_seconds" not in report:
         lines.append("step: not measured; it fits, or no optimizer made two steps under pressure")
         return "\n".join(lines)
@@ -129,21 +135,23 @@ def as_text(report: dict) -> str:
         words += f", predicted {format_seconds(predicted)} ({predicted / max(took, 1e-9):.0%})"
     lines.append(words)
     waited = sum(report["stall_seconds"].values())
-    lines.append(f"  compute {format_seconds(report['compute_seconds'])}, waited {_share(waited, took)}")
+    lines.append(
+        f"  compute {format_seconds(report['compute_seconds'])}, waited {_share(waited, took)}"
+    )
     for _, key, why in _STALLS:
         if report["stall_seconds"][key]:
             lines.append(f"    {_share(report['stall_seconds'][key], took)}: {why}")
     moved = report["bytes"]
-    lines.append("  " + ", ".join(f"{key} {format_bytes(size)}" for key, size in moved.items() if size))
+    lines.append(
+        "  " + ", ".join(f"{key} {format_bytes(size)}" for key, size in moved.items() if size)
+    )
     lines.append(bound.limit_text(report))
     return "\n".join(lines)
 
 
 def _plan_text(plan: dict) -> str:
-    text = (
-        f"plan: {format_bytes(plan['planned_bytes'])} pass through {format_bytes(plan['arena_bytes'])} "
-        "of frames"
-    )
+    planned, arena = (format_bytes(plan[key]) for key in ("planned_bytes", "arena_bytes"))
+    text = f"plan: {planned} pass through {arena} of frames"
     if plan["extra_bytes"]:
         text += f", {format_bytes(plan['extra_bytes'])} more for parts of the step"
     return text + f"; made {plan['plans']} times, {plan['strays']} uses outside it"

@@ -11,14 +11,14 @@ namespace trainstream {
 
 /// A thread takes locks in rising rank only. Gaps leave room for later ones.
 enum class LockRank : uint8_t {
-    kRegistry = 10,  // The allocators' list of pagers.
-    kPager = 20,     // Storage table, pins, residency.
-    kHostPool = 30,  // Free extents of page-locked memory.
+    kRegistry = 10,   // The allocators' list of pagers.
+    kPager = 20,      // Storage table, pins, residency.
+    kHostPool = 30,   // Free extents of page-locked memory.
     kStepClock = 35,  // Marks of the step that runs.
-    kMemory = 40,    // The simulated device's arena; the bookkeeping beside torch's allocator.
-    kDevice = 50,    // Copy queues, event pools.
-    kWorkers = 55,   // The host optimizer's threads and their job.
-    kLog = 60,       // Once-only messages.
+    kMemory = 40,     // The simulated device's arena; the bookkeeping beside torch's allocator.
+    kDevice = 50,     // Copy queues, event pools.
+    kWorkers = 55,    // The host optimizer's threads and their job.
+    kLog = 60,        // Once-only messages.
 };
 
 /// Owner: whoever declares it. Invariant (debug): no lock of the same or a higher rank is held by

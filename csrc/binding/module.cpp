@@ -217,7 +217,7 @@ void step_done() {
     for_each_pager([](Pager& pager) { pager.step_done(); });
 }
 
-py::dict dict_of(const StepTimes& times, const std::optional<StepReplay::Result>& forecast) {
+py::dict dict_of(const StepTimes& times, const std::optional<Pager::Forecast>& forecast) {
     py::dict result;
     result["step_ns"] = times.step_ns;
     result["compute_ns"] = times.compute_ns();
@@ -229,10 +229,15 @@ py::dict dict_of(const StepTimes& times, const std::optional<StepReplay::Result>
     result["to_host_bytes"] = times.bytes.to_host;
     result["in_place_bytes"] = times.bytes.in_place;
     if (forecast.has_value()) {
-        result["forecast_ns"] = forecast->step_ns;
-        result["forecast_to_device_bytes"] = forecast->to_device_bytes;
-        result["forecast_to_host_bytes"] = forecast->to_host_bytes;
-        result["forecast_late"] = forecast->late_items;
+        result["planned_bytes"] = forecast->planned_bytes;
+        result["arena_bytes"] = forecast->sizes.arena_bytes;
+        result["extra_bytes"] = forecast->sizes.extra_bytes;
+    }
+    if (forecast.has_value() && forecast->result.has_value()) {
+        result["forecast_ns"] = forecast->result->step_ns;
+        result["forecast_to_device_bytes"] = forecast->result->to_device_bytes;
+        result["forecast_to_host_bytes"] = forecast->result->to_host_bytes;
+        result["forecast_late"] = forecast->result->late_items;
     }
     return result;
 }
@@ -242,11 +247,10 @@ py::dict dict_of(const StepTimes& times, const std::optional<StepReplay::Result>
 py::list usual_steps(double to_device, double to_host, double to_device_beside,
                      double to_host_beside) {
     const LinkRates rates{to_device, to_host, to_device_beside, to_host_beside};
-    const bool known = to_device > 0 && to_host > 0 && to_device_beside > 0 && to_host_beside > 0;
     py::list result;
     for_each_pager([&](Pager& pager) {
         if (const std::optional<StepTimes> times = pager.usual_step()) {
-            result.append(dict_of(*times, known ? pager.forecast(rates) : std::nullopt));
+            result.append(dict_of(*times, pager.forecast(rates)));
         }
     });
     return result;

@@ -39,10 +39,10 @@ struct FramePlan {
     std::vector<ItemList> written;
     std::vector<uint64_t> places;
     FrameSizes sizes;
-    std::vector<StoragePtr> items;            // By number; null: freed.
-    std::vector<StepTrace::Use> recorded;     // What the period was made of.
-    std::unique_ptr<FrameArena> arena;        // Null: not laid out yet.
-    std::unique_ptr<FrameSchedule> schedule;  // With the arena.
+    std::vector<StoragePtr> items;                   // By number; null: freed.
+    std::vector<StepTrace::Use> recorded;            // What the period was made of.
+    std::unique_ptr<FrameArena> arena;               // Null: not laid out yet.
+    std::unique_ptr<FrameSchedule> schedule;         // With the arena.
     std::vector<std::unique_ptr<FrameArena>> extra;  // Segments that there are now.
     uint64_t extra_until = 0;  // When they must be gone, in the schedule's time.
     uint64_t extra_again = 0;  // Not before this time, once they had to give way.

@@ -544,19 +544,28 @@ void Pager::time_step() {
     step_clock_.step_ended(total);
 }
 
-std::optional<StepReplay::Result> Pager::forecast(const LinkRates& rates) {
-    const std::optional<StepTimes> times = step_clock_.usual_step();
-    std::optional<PlannedStep> step;
+std::optional<Pager::Forecast> Pager::forecast(const LinkRates& rates) {
+    std::optional<LastPlan> plan;
     {
         MutexLock lock(mutex_);
-        if (plan_ != nullptr && plan_->is_laid() && !plan_->retiring) {
-            step = plan_->as_recorded();
-        }
+        plan = last_plan_;
     }
-    if (!times.has_value() || !step.has_value()) {
+    if (!plan.has_value()) {
         return std::nullopt;
     }
-    return StepReplay(std::move(*step)).play(*times, rates);
+    const std::optional<StepTimes> times = step_clock_.usual_step(plan->first_step);
+    if (!times.has_value()) {
+        return std::nullopt;
+    }
+    Forecast forecast;
+    forecast.sizes = plan->step.sizes;
+    for (const size_t bytes : plan->step.period.item_bytes) {
+        forecast.planned_bytes += bytes;
+    }
+    if (rates.to_device > 0 && rates.to_host > 0) {
+        forecast.result = StepReplay(std::move(plan->step)).play(*times, rates);
+    }
+    return forecast;
 }
 
 void Pager::close() {

@@ -161,8 +161,14 @@ public:
     PagerStats stats();
     /// Where the time of a usual step of late went. Nothing: none was watched from end to end.
     std::optional<StepTimes> usual_step() { return step_clock_.usual_step(); }
-    /// How long the plan's step is to take. Nothing: there is no plan, or no step was measured.
-    std::optional<StepReplay::Result> forecast(const LinkRates& rates);
+    /// How long a step of the last plan is to take, also once the model that it was for is gone.
+    struct Forecast {
+        uint64_t planned_bytes = 0;
+        FrameSizes sizes;
+        std::optional<StepReplay::Result> result;  // Nothing: the rates are not known.
+    };
+    /// Nothing: there was no plan, or no step of it was measured.
+    std::optional<Forecast> forecast(const LinkRates& rates);
     /// Every managed storage, as it is at one moment.
     std::vector<StorageInfo> storages() const;
 
@@ -182,6 +188,11 @@ private:
         size_t pin;  // Its place among the pins.
 
         bool touches_bytes() const { return kind != UseKind::kMetadata || writes; }
+    };
+
+    struct LastPlan {
+        PlannedStep step;
+        uint64_t first_step = 0;  // As FramePlan has it.
     };
 
     /// What a stream has to wait for before an operator.
@@ -224,8 +235,8 @@ private:
     void pin_entries(const std::vector<Use>& uses, StreamId stream, std::vector<Entry>* entries,
                      Pins* pins) TS_REQUIRES(mutex_);
     bool needs_restore(const Entry& entry) const TS_REQUIRES(mutex_);
-    void settle(const Entry& entry, StreamId stream, bool asked, Pin* pin,
-                std::vector<Wait>* waits) TS_REQUIRES(mutex_);
+    void settle(const Entry& entry, StreamId stream, bool asked, Pin* pin, std::vector<Wait>* waits)
+        TS_REQUIRES(mutex_);
     StoragePtr settled(void* owner) TS_REQUIRES(mutex_);
     void wait_for_transition(const StoragePtr& storage) TS_REQUIRES(mutex_);
     void note_owner(const StoragePtr& storage, void* owner) TS_REQUIRES(mutex_);
@@ -336,6 +347,7 @@ private:
     ArenaLimit arena_limit_ TS_GUARDED_BY(mutex_);
     uint64_t pressed_out_bytes_ TS_GUARDED_BY(mutex_) = 0;  // Beside the arena, in this step.
     std::vector<StepTrace::Use> last_step_ TS_GUARDED_BY(mutex_);  // As it was recorded.
+    std::optional<LastPlan> last_plan_ TS_GUARDED_BY(mutex_);      // That had an arena.
 };
 
 }  // namespace trainstream

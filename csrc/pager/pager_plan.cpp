@@ -292,6 +292,7 @@ void Pager::refine_plan(const StepTrace& trace, uint64_t pressed_bytes) {
     last_step_ = uses;
     if (strays && again) {
         plan_->retiring = true;  // The next step makes the plan for it.
+        last_plan_.reset();
         arena_limit_.forget();
         return;
     }
@@ -518,6 +519,7 @@ bool Pager::lay_arena() {
     }
     plan_->lay(block, arena_bytes);
     plan_->first_step = step_clock_.steps() + 1;  // This one began without it.
+    last_plan_ = {plan_->as_recorded(), plan_->first_step};
     for (const StoragePtr& storage : plan_->items) {
         if (storage != nullptr && (storage->pinned_for_good() || is_used_unseen(*storage))) {
             plan_->schedule->fix(storage->item);

@@ -24,9 +24,9 @@ uint64_t StepTimes::all_stall_ns() const {
 }
 
 uint64_t StepTimes::compute_ns_at(uint64_t operation) const {
-    const auto after =
-        std::lower_bound(points.begin(), points.end(), operation,
-                         [](const Point& point, uint64_t value) { return point.operation < value; });
+    const auto after = std::lower_bound(
+        points.begin(), points.end(), operation,
+        [](const Point& point, uint64_t value) { return point.operation < value; });
     if (after == points.end()) {
         return points.empty() ? 0 : points.back().compute_ns;
     }
@@ -69,9 +69,8 @@ void StepClock::wait(StreamId stream, const Event& event, Stall cause) {
 
 void StepClock::step_ended(const StepBytes& total) {
     const MutexLock lock(mutex_);
-    const auto most = std::max_element(operators_.begin(), operators_.end(), [](auto& a, auto& b) {
-        return a.second < b.second;
-    });
+    const auto most = std::max_element(operators_.begin(), operators_.end(),
+                                       [](auto& a, auto& b) { return a.second < b.second; });
     const StreamId next = most == operators_.end() ? stream_ : most->first;
     const Event end = mark(next);
     if (!is_whole_ || next != stream_ || operation_ == 0) {
@@ -124,9 +123,8 @@ std::optional<StepTimes> StepClock::usual_step(uint64_t first_step, size_t least
         return std::nullopt;
     }
     const auto middle = order.begin() + static_cast<std::ptrdiff_t>(order.size() / 2);
-    std::nth_element(order.begin(), middle, order.end(), [](const auto* a, const auto* b) {
-        return a->step_ns < b->step_ns;
-    });
+    std::nth_element(order.begin(), middle, order.end(),
+                     [](const auto* a, const auto* b) { return a->step_ns < b->step_ns; });
     return **middle;
 }
 
@@ -182,8 +180,8 @@ void StepClock::read(const Mark& mark) {
     times_.step_ns = device_.ns_between(begin_, mark.at);
     const StepTimes::Point& last = times_.points.back();
     // Points rise, whatever rounding does.
-    times_.points.push_back({std::max(last.operation, mark.operation),
-                             std::max(last.compute_ns, times_.compute_ns())});
+    times_.points.push_back(
+        {std::max(last.operation, mark.operation), std::max(last.compute_ns, times_.compute_ns())});
     if (mark.kind == Kind::kEnd) {
         times_.operations = mark.operation;
         times_.bytes = mark.bytes;

@@ -32,7 +32,9 @@ uint64_t settle(ArenaLimit* limit, const std::function<uint64_t(uint64_t)>& step
 
 TEST(ArenaLimitTest, WhatDoesNotPressStays) {
     ArenaLimit limit;
-    EXPECT_EQ(settle(&limit, [](uint64_t) { return 1000; }, kBudget / 16), kArena);
+    EXPECT_EQ(settle(
+                  &limit, [](uint64_t) { return 1000; }, kBudget / 16),
+              kArena);
     EXPECT_EQ(limit.bytes(), UINT64_MAX);
 }
 
@@ -60,7 +62,8 @@ TEST(ArenaLimitTest, NoiseIsNoReasonToShrink) {
 
 TEST(ArenaLimitTest, WhatSettledStaysWhateverPresses) {
     ArenaLimit limit;
-    settle(&limit, [](uint64_t arena) { return 2 * kArena - arena; }, kBudget / 2);
+    settle(
+        &limit, [](uint64_t arena) { return 2 * kArena - arena; }, kBudget / 2);
     EXPECT_FALSE(limit.judge({kArena, kBudget, 5000}, kBudget, kLeast));
     limit.forget();
     EXPECT_TRUE(limit.judge({kArena, kBudget, 5000}, kBudget, kLeast));

@@ -32,7 +32,8 @@ TEST(FramePlanTest, TheArenaIsWhatIsFreeAtThePeak) {
 
 TEST(FramePlanTest, NoMoreThanThereIsToLoad) {
     FramePlan plan = plan_of(10);
-    plan.sizes = FrameSizes::choose(plan.period, 64 * kMiB, std::vector<uint64_t>(10, 0), UINT64_MAX);
+    plan.sizes =
+        FrameSizes::choose(plan.period, 64 * kMiB, std::vector<uint64_t>(10, 0), UINT64_MAX);
     EXPECT_EQ(plan.sizes.arena_bytes, 10 * kItem);
     EXPECT_EQ(plan.sizes.extra_bytes, 0u);
 }
@@ -44,16 +45,19 @@ TEST(FramePlanTest, AShortPeakLeavesExtraFramesForTheRest) {
     plan.sizes = FrameSizes::choose(plan.period, 64 * kMiB, beside, UINT64_MAX);
     EXPECT_EQ(plan.sizes.arena_bytes, FrameSizes::least_bytes(64 * kMiB));
     EXPECT_EQ(plan.sizes.arena_bytes + plan.sizes.extra_bytes, 64 * kMiB - 10 * kMiB - 2 * kMiB);
-    EXPECT_EQ(plan.sizes.extra_ends(0), 49u);  // Gone before the operation that needs the room begins,
+    EXPECT_EQ(plan.sizes.extra_ends(0),
+              49u);  // Gone before the operation that needs the room begins,
     EXPECT_EQ(plan.sizes.extra_ends(50), 50u);
-    EXPECT_EQ(plan.sizes.extra_ends(52), 149u);  // and back once it has ended, past the period's end.
+    EXPECT_EQ(plan.sizes.extra_ends(52),
+              149u);  // and back once it has ended, past the period's end.
     EXPECT_GE(plan.sizes.segment_bytes, kItem);
     EXPECT_LE(plan.sizes.segment_bytes, plan.sizes.extra_bytes);
 }
 
 TEST(FramePlanTest, WhereEveryOperationNeedsTheRoomTheArenaHasAPartAllTheSame) {
     FramePlan plan = plan_of(100);
-    plan.sizes = FrameSizes::choose(plan.period, 64 * kMiB, std::vector<uint64_t>(100, 70 * kMiB), UINT64_MAX);
+    plan.sizes = FrameSizes::choose(plan.period, 64 * kMiB, std::vector<uint64_t>(100, 70 * kMiB),
+                                    UINT64_MAX);
     EXPECT_GT(plan.sizes.arena_bytes, FrameSizes::least_bytes(64 * kMiB));
     EXPECT_EQ(plan.sizes.extra_bytes, 0u);
 }
@@ -74,11 +78,13 @@ TEST(FramePlanTest, ASegmentHoldsTheLargestItem) {
 
 TEST(FramePlanTest, WhoLeavesIsWhatDoesNotFit) {
     FramePlan fits = plan_of(10);
-    fits.sizes = FrameSizes::choose(fits.period, 64 * kMiB, std::vector<uint64_t>(10, 0), UINT64_MAX);
+    fits.sizes =
+        FrameSizes::choose(fits.period, 64 * kMiB, std::vector<uint64_t>(10, 0), UINT64_MAX);
     const std::vector<bool> none = StepReplay(fits.as_recorded()).who_leaves();
     EXPECT_EQ(std::count(none.begin(), none.end(), true), 0);
     FramePlan streams = plan_of(100);
-    streams.sizes = FrameSizes::choose(streams.period, 64 * kMiB, std::vector<uint64_t>(100, 40 * kMiB), UINT64_MAX);
+    streams.sizes = FrameSizes::choose(streams.period, 64 * kMiB,
+                                       std::vector<uint64_t>(100, 40 * kMiB), UINT64_MAX);
     const std::vector<bool> most = StepReplay(streams.as_recorded()).who_leaves();
     EXPECT_GE(std::count(most.begin(), most.end(), true), 75);
 }
