@@ -18,6 +18,10 @@ uint64_t headroom_of(uint64_t limit_bytes) {
     return std::clamp<uint64_t>(limit_bytes / 8, 8 * kMiB, most);
 }
 
+// The gap is not what it seemed. A refusal flushes torch's cache and waits for the device, so after
+// a few of them large blocks go where torch puts them.
+constexpr int kMostHighRefusals = 4;
+
 // Segments of 10 MiB and more are whole multiples of 2 MiB (kRoundLarge).
 constexpr uint64_t kSegmentRounding = 2 * kMiB;
 constexpr uint64_t kSmallestRegion = 16 * kMiB;
@@ -84,6 +88,28 @@ void* NativeMemory::allocate(size_t size_bytes, StreamId stream) {
     }
 }
 
+/// Torch takes the low end of the smallest block that serves. So the rest of the gap is taken
+/// first, and given back at once. What of the gap is really free differs by a rest that torch did
+/// not split off; where another block served, the result lies elsewhere, which is no harm.
+void* NativeMemory::allocate_high(size_t size_bytes, StreamId stream, const Region& gap) {
+    const size_t gap_bytes = gap.end - gap.begin;
+    const size_t need = align_up(size_bytes, kBlockAlignment) + 2 * slack_bytes();
+    if (gap_bytes <= need || high_refusals_.load() >= kMostHighRefusals) {
+        return allocate(size_bytes, stream);
+    }
+    begin_aside();
+    void* const rest = allocate((gap_bytes - need) / kBlockAlignment * kBlockAlignment, stream);
+    void* const block = rest == nullptr ? nullptr : allocate(size_bytes, stream);
+    if (block == nullptr) {
+        high_refusals_.fetch_add(1);
+    }
+    if (rest != nullptr) {
+        native_->raw_delete(rest);
+    }
+    end_aside();
+    return block != nullptr ? block : allocate(size_bytes, stream);
+}
+
 void* NativeMemory::allocate_beyond_budget(size_t size_bytes, StreamId stream) {
     return past_the_limit([&] { return allocate(size_bytes, stream); });
 }
@@ -138,21 +164,24 @@ bool NativeMemory::rebuild(StreamId stream) {
 }
 
 void NativeMemory::lay_region(StreamId stream, uint64_t size_bytes) {
-    {
-        // The moment in which the region counts as allocated is no peak of the user's.
-        MutexLock lock(mutex_);
-        keep_peaks(native_->getDeviceStats(device_));
-    }
+    begin_aside();
     void* begin = allocate(size_bytes, stream);
     if (begin == nullptr) {
         return;
     }
     native_->raw_delete(begin);
-    native_->resetPeakStats(device_);
+    end_aside();
     const auto address = reinterpret_cast<uintptr_t>(begin);
     MutexLock lock(mutex_);
     regions_[stream].push_back({address, address + size_bytes});
 }
+
+void NativeMemory::begin_aside() {
+    MutexLock lock(mutex_);
+    keep_peaks(native_->getDeviceStats(device_));
+}
+
+void NativeMemory::end_aside() { native_->resetPeakStats(device_); }
 
 void NativeMemory::forget_freed_regions() {
     {

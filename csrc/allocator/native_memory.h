@@ -28,6 +28,7 @@ public:
                  uint64_t total_bytes);
 
     void* allocate(size_t size_bytes, StreamId stream) override;
+    void* allocate_high(size_t size_bytes, StreamId stream, const Region& gap) override;
     void* allocate_beyond_budget(size_t size_bytes, StreamId stream) override;
     void free(void* address) noexcept override;
     void defer_reuse(void* address, StreamId stream) override;
@@ -38,6 +39,7 @@ public:
     size_t slack_bytes() const override { return 1 << 20; }
     uint64_t budget_bytes() const override { return limit_bytes_.load(); }
     uint64_t peak_bytes() const override;
+    uint64_t refusals() const override { return static_cast<uint64_t>(answered_refusals_.load()); }
 
     /// The user's own limit on top of ours, as a share of the device in (0, 1].
     void set_user_fraction(double fraction);
@@ -68,6 +70,9 @@ private:
 
     void set_native_limit(uint64_t limit_bytes);
     void lay_region(StreamId stream, uint64_t size_bytes);
+    /// What happens until end_aside() is no peak of the user's.
+    void begin_aside();
+    void end_aside();
     void keep_peaks(const Stats& stats) TS_REQUIRES(mutex_);
 
     cca::CUDAAllocator* const native_;
@@ -77,6 +82,7 @@ private:
     std::atomic<uint64_t> limit_bytes_;
     std::atomic<double> user_fraction_{1.0};
     std::atomic<int64_t> answered_refusals_{0};
+    std::atomic<int> high_refusals_{0};
 
     mutable Mutex mutex_{LockRank::kMemory};
     std::map<StreamId, std::vector<Region>> regions_ TS_GUARDED_BY(mutex_);

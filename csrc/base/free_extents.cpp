@@ -48,6 +48,24 @@ std::optional<uintptr_t> FreeExtents::take(size_t size_bytes) {
     return begin;
 }
 
+std::optional<uintptr_t> FreeExtents::take_high(size_t size_bytes) {
+    TS_ASSERT_GT(size_bytes, size_t{0});
+    for (auto extent = by_address_.end(); extent != by_address_.begin();) {
+        --extent;
+        const auto [begin, extent_bytes] = *extent;
+        if (extent_bytes < size_bytes) {
+            continue;
+        }
+        erase(extent);
+        const size_t rest_bytes = extent_bytes - size_bytes;
+        if (rest_bytes > 0) {
+            insert(begin, rest_bytes);
+        }
+        return begin + rest_bytes;
+    }
+    return std::nullopt;
+}
+
 void FreeExtents::remove(uintptr_t begin, size_t size_bytes) {
     const auto extent = by_address_.find(begin);
     TS_ASSERT(extent != by_address_.end());

@@ -29,6 +29,9 @@ public:
     /// one with the lowest address. Nothing: no extent is large enough.
     std::optional<uintptr_t> take(size_t size_bytes);
 
+    /// Takes `size_bytes` from the high end of the highest extent that has them.
+    std::optional<uintptr_t> take_high(size_t size_bytes);
+
     /// Takes exactly [begin, begin + size_bytes), which must be one extent.
     void remove(uintptr_t begin, size_t size_bytes);
 

@@ -98,6 +98,7 @@ py::dict dict_of(const char* device, const PagerStats& stats, const HostPoolStat
     result["growths"] = host.growths;
     result["page_locks"] = host.locks;
     result["lock_ns"] = host.lock_ns;
+    result["refusals"] = stats.refusals;
     result["copy_ns"] = copies.busy_ns;
     result["stall_ns"] = stats.stall_ns;
     result["watching"] = operator_guard::is_watching();

@@ -27,6 +27,11 @@ public:
     /// A block of at least `size_bytes`, aligned to kBlockAlignment, that may be used by `stream`
     /// at once. Null: no room within the budget now. Never throws for lack of memory.
     virtual void* allocate(size_t size_bytes, StreamId stream) = 0;
+    /// Likewise, at the high end of `gap`, which is free as far as the caller knows; elsewhere
+    /// where that is not so.
+    virtual void* allocate_high(size_t size_bytes, StreamId stream, const Region& /*gap*/) {
+        return allocate(size_bytes, stream);
+    }
     /// The block may be reused by its own stream's later work at once; callers order other streams.
     virtual void free(void* address) noexcept = 0;
 
@@ -48,6 +53,8 @@ public:
         return nullptr;
     }
 
+    /// Allocations that found no room, although they were asked for. Each may be dear.
+    virtual uint64_t refusals() const { return 0; }
     virtual uint64_t budget_bytes() const = 0;
     /// Highest number of bytes taken from the device so far.
     virtual uint64_t peak_bytes() const = 0;

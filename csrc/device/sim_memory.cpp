@@ -41,15 +41,26 @@ SimMemory::SimMemory(const SimMemoryOptions& options)
 SimMemory::~SimMemory() { munmap(reinterpret_cast<void*>(arena_), arena_bytes_); }
 
 void* SimMemory::allocate(size_t size_bytes, StreamId /*stream*/) {
+    return take(size_bytes, End::kLow);
+}
+
+/// The highest extent that has the bytes is the caller's gap, or a better one.
+void* SimMemory::allocate_high(size_t size_bytes, StreamId /*stream*/, const Region& /*gap*/) {
+    return take(size_bytes, End::kHigh);
+}
+
+void* SimMemory::take(size_t size_bytes, End end) {
+    const MutexLock lock(mutex_);
+    ++refusals_;  // Until it is served.
     if (size_bytes > budget_bytes_) {
         return nullptr;  // Also keeps the rounding below from overflowing.
     }
     const size_t block_bytes = align_up(std::max(size_bytes, size_t{1}), page_bytes_);
-    const MutexLock lock(mutex_);
     if (used_bytes_ + block_bytes > budget_bytes_) {
         return nullptr;
     }
-    const std::optional<uintptr_t> begin = free_.take(block_bytes);
+    const std::optional<uintptr_t> begin =
+        end == End::kLow ? free_.take(block_bytes) : free_.take_high(block_bytes);
     if (!begin) {
         return nullptr;
     }
@@ -58,6 +69,7 @@ void* SimMemory::allocate(size_t size_bytes, StreamId /*stream*/) {
         free_.insert(*begin, block_bytes);  // The kernel's limit on mappings: no room, like others.
         return nullptr;
     }
+    --refusals_;
     blocks_.emplace(*begin, block_bytes);
     used_bytes_ += block_bytes;
     peak_bytes_ = std::max(peak_bytes_, used_bytes_);
@@ -94,6 +106,11 @@ uint64_t SimMemory::peak_bytes() const {
 uint64_t SimMemory::used_bytes() const {
     const MutexLock lock(mutex_);
     return used_bytes_;
+}
+
+uint64_t SimMemory::refusals() const {
+    const MutexLock lock(mutex_);
+    return refusals_;
 }
 
 }  // namespace trainstream

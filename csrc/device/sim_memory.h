@@ -33,6 +33,7 @@ public:
     SimMemory& operator=(const SimMemory&) = delete;
 
     void* allocate(size_t size_bytes, StreamId stream) override;
+    void* allocate_high(size_t size_bytes, StreamId stream, const Region& gap) override;
     /// Requires: `address` came from allocate() and was not freed since.
     void free(void* address) noexcept override;
 
@@ -44,8 +45,12 @@ public:
     uint64_t budget_bytes() const override { return budget_bytes_; }
     uint64_t peak_bytes() const override;
     uint64_t used_bytes() const;
+    uint64_t refusals() const override;
 
 private:
+    enum class End : uint8_t { kLow, kHigh };
+
+    void* take(size_t size_bytes, End end);
     const uint64_t budget_bytes_;
     const size_t page_bytes_;
     const size_t arena_bytes_;
@@ -56,6 +61,7 @@ private:
     std::unordered_map<uintptr_t, size_t> blocks_ TS_GUARDED_BY(mutex_);
     uint64_t used_bytes_ TS_GUARDED_BY(mutex_) = 0;
     uint64_t peak_bytes_ TS_GUARDED_BY(mutex_) = 0;
+    uint64_t refusals_ TS_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace trainstream

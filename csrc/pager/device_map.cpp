@@ -18,7 +18,9 @@ struct Row {
     struct Item {
         uintptr_t begin;
         uintptr_t end;
-        const StoragePtr* storage;
+        const StoragePtr* storage;  // Null: a wall.
+
+        bool movable() const { return storage != nullptr && (*storage)->movable(); }
     };
     std::vector<Item> items;
     uintptr_t begin;
@@ -29,15 +31,6 @@ struct Row {
     /// Where the free bytes after item `i - 1` end.
     uintptr_t free_to(size_t i) const { return i == items.size() ? end : items[i].begin; }
 };
-
-Row row_of(const std::map<uintptr_t, DeviceMap::Block>& blocks, const Region& region) {
-    Row row{{}, region.begin, region.end};
-    for (auto it = blocks.lower_bound(region.begin); it != blocks.end() && it->first < region.end;
-         ++it) {
-        row.items.push_back({it->first, std::min(it->second.end, region.end), &it->second.storage});
-    }
-    return row;
-}
 
 /// The best window of one row: items [first, last) leave, their hottest has `heat`.
 struct Window {
@@ -58,13 +51,13 @@ Window best_window(const Row& row, size_t need, uint64_t now) {
     size_t first = 0;
     uint64_t bytes = 0;
     for (size_t last = 0; last < row.items.size(); ++last) {
-        const Storage& storage = **row.items[last].storage;
-        if (!storage.movable()) {
+        if (!row.items[last].movable()) {
             first = last + 1;
             bytes = 0;
             hottest.clear();
             continue;
         }
+        const Storage& storage = **row.items[last].storage;
         bytes += storage.size_bytes();
         while (!hottest.empty() && heat_of(hottest.back()) <= storage.heat(now)) {
             hottest.pop_back();
@@ -115,21 +108,55 @@ void DeviceMap::erase(const void* device_address) {
     blocks_.erase(found);
 }
 
-bool DeviceMap::has_gap(const std::vector<Region>& regions, size_t need) const {
-    for (const Region& region : regions) {
-        uintptr_t free_from = region.begin;
-        for (auto it = blocks_.lower_bound(region.begin);
-             it != blocks_.end() && it->first < region.end; ++it) {
-            if (it->first >= free_from + need) {
-                return true;
-            }
-            free_from = it->second.end;
+void DeviceMap::for_each_in(const Region& region, const Visitor& visit) const {
+    auto block = blocks_.lower_bound(region.begin);
+    auto wall = walls_.lower_bound(region.begin);
+    for (;;) {
+        const bool has_block = block != blocks_.end() && block->first < region.end;
+        const bool has_wall = wall != walls_.end() && wall->first < region.end;
+        if (!has_block && !has_wall) {
+            return;
         }
-        if (region.end >= free_from + need) {
-            return true;
+        if (has_wall && (!has_block || wall->first < block->first)) {
+            visit({wall->first, std::min(wall->second, region.end)}, nullptr);
+            ++wall;
+            continue;
         }
+        visit({block->first, std::min(block->second.end, region.end)}, &block->second.storage);
+        ++block;
     }
-    return false;
+}
+
+void DeviceMap::for_each_gap(const Region& region,
+                             const std::function<void(const Region&)>& visit) const {
+    uintptr_t free_from = region.begin;
+    for_each_in(region, [&](const Region& taken, const StoragePtr* /*storage*/) {
+        if (taken.begin > free_from) {
+            visit({free_from, taken.begin});
+        }
+        free_from = taken.end;
+    });
+    if (region.end > free_from) {
+        visit({free_from, region.end});
+    }
+}
+
+bool DeviceMap::has_gap(const std::vector<Region>& regions, size_t need) const {
+    return highest_gap(regions, need).has_value();
+}
+
+std::optional<Region> DeviceMap::highest_gap(const std::vector<Region>& regions,
+                                             size_t need) const {
+    std::optional<Region> highest;
+    for (const Region& region : regions) {
+        for_each_gap(region, [&](const Region& gap) {
+            const bool fits = gap.end - gap.begin >= need;
+            if (fits && (!highest.has_value() || gap.begin > highest->begin)) {
+                highest = gap;
+            }
+        });
+    }
+    return highest;
 }
 
 std::vector<StoragePtr> DeviceMap::coldest_window(const std::vector<Region>& regions, size_t need,
@@ -137,7 +164,10 @@ std::vector<StoragePtr> DeviceMap::coldest_window(const std::vector<Region>& reg
     Window best;
     Row best_row{};
     for (const Region& region : regions) {
-        Row row = row_of(blocks_, region);
+        Row row{{}, region.begin, region.end};
+        for_each_in(region, [&](const Region& taken, const StoragePtr* storage) {
+            row.items.push_back({taken.begin, taken.end, storage});
+        });
         const Window window = best_window(row, need, now);
         if (window.better_than(best)) {
             best = window;

@@ -6,7 +6,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "device/device_memory.h"
@@ -33,8 +35,14 @@ public:
     const std::map<uintptr_t, Block>& blocks() const { return blocks_; }
     uint64_t bytes() const { return bytes_; }
 
+    /// Memory that the pager took for frames: no storage has it, and it is not free.
+    void add_wall(const Region& wall) { walls_.emplace(wall.begin, wall.end); }
+    void remove_wall(uintptr_t begin) { walls_.erase(begin); }
+
     /// Whether some region has `need` free bytes in a row.
     bool has_gap(const std::vector<Region>& regions, size_t need) const;
+    /// The highest free bytes in a row that are so many. Nothing: there are none.
+    std::optional<Region> highest_gap(const std::vector<Region>& regions, size_t need) const;
 
     /// The movable storages to evict, by their heat at `now`, so that `need` bytes in a row become
     /// free; empty when no such window exists.
@@ -44,8 +52,15 @@ public:
     std::vector<StoragePtr> movable() const;
 
 private:
+    /// What takes a part of a region; `storage` is null for a wall.
+    using Visitor = std::function<void(const Region&, const StoragePtr* storage)>;
+
+    void for_each_in(const Region& region, const Visitor& visit) const;
+    void for_each_gap(const Region& region, const std::function<void(const Region&)>& visit) const;
+
     const size_t slack_bytes_;
     std::map<uintptr_t, Block> blocks_;
+    std::map<uintptr_t, uintptr_t> walls_;  // Where each ends.
     uint64_t bytes_ = 0;
 };
 

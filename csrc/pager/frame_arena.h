@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "device/device.h"
+#include "device/device_memory.h"
 
 namespace trainstream {
 
@@ -24,6 +25,10 @@ public:
 
     void* begin() const { return begin_; }
     size_t size_bytes() const { return size_bytes_; }
+    Region range() const {
+        const auto begin = reinterpret_cast<uintptr_t>(begin_);
+        return {begin, begin + size_bytes_};
+    }
     void* at(size_t offset) const { return begin_ + offset; }
     size_t offset_of(const void* address) const {
         return static_cast<size_t>(static_cast<const char*>(address) - begin_);

@@ -629,11 +629,13 @@ PagerStats Pager::stats() {
     const uint64_t budget = memory_.budget_bytes();
     const uint64_t peak = memory_.peak_bytes();
     const uint64_t stall_ns = step_clock_.all_stall_ns();
+    const uint64_t refusals = memory_.refusals();
     MutexLock lock(mutex_);
     PagerStats stats = stats_;
     stats.budget_bytes = budget;
     stats.peak_bytes = peak;
     stats.stall_ns = stall_ns;
+    stats.refusals = refusals;
     stats.resident_bytes = map_.bytes();
     if (plan_ != nullptr && plan_->is_laid()) {
         stats.arena_bytes = plan_->arena->size_bytes();

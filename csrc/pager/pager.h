@@ -69,6 +69,7 @@ struct PagerStats {
     uint64_t demanded_bytes = 0;      // Planned, but needed earlier than they came.
     uint64_t extra_gave_way = 0;      // Times that extra frames left earlier than planned.
     uint64_t strays = 0;              // Uses that the plan's step does not have.
+    uint64_t refusals = 0;            // Allocations that the map had room for, and the memory not.
     uint64_t stall_ns = 0;            // Compute waited for copies; in steps that were measured.
 };
 
@@ -202,6 +203,9 @@ private:
     };
 
     void* take_block(size_t size_bytes, StreamId stream, Effort effort);
+    void* take_low(size_t size_bytes, StreamId stream);
+    void* take_high(size_t size_bytes, StreamId stream);
+    std::optional<Region> highest_gap(const std::vector<Region>& regions, size_t need) const;
     void* take_block_by_evicting(size_t size_bytes, StreamId stream);
     std::vector<StoragePtr> choose(size_t size_bytes, int tries,
                                    const std::vector<Region>& regions);
@@ -276,7 +280,6 @@ private:
     void give_back(FrameArena& arena, StreamId home);
     bool may_give_way() const TS_REQUIRES(mutex_);
     bool extra_gives_way();
-    std::vector<StoragePtr> movable_at_low_end(StreamId home, size_t size_bytes) const;
     void* take_arena(size_t* size_bytes, StreamId home, Event* free_from) noexcept;
     bool retire_plan();
     void drop_plan() TS_REQUIRES(mutex_);

@@ -20,6 +20,17 @@ constexpr int kMakeRoomTries = 8;
 // the first that is like all later ones.
 constexpr uint64_t kGrowingSteps = 2;
 
+// What goes to the high end, as a part of its region. Logits and their gradients, mostly.
+constexpr size_t kLargePart = 8;
+
+bool is_large(size_t size_bytes, const std::vector<Region>& regions) {
+    size_t region_bytes = 0;
+    for (const Region& region : regions) {
+        region_bytes = std::max<size_t>(region_bytes, region.end - region.begin);
+    }
+    return region_bytes != 0 && size_bytes >= region_bytes / kLargePart;
+}
+
 /// A device that refuses even that copies nothing any more.
 void wait_on_host(const Event& event) noexcept {
     try {
@@ -33,13 +44,8 @@ void wait_on_host(const Event& event) noexcept {
 }  // namespace
 
 void* Pager::take_block(size_t size_bytes, StreamId stream, Effort effort) {
-    const std::vector<Region> regions = memory_.regions(stream);
-    bool may_fit = regions.empty();  // Without regions only the memory itself knows.
-    if (!may_fit) {
-        MutexLock lock(mutex_);
-        may_fit = map_.has_gap(regions, size_bytes);
-    }
-    void* block = may_fit ? memory_.allocate(size_bytes, stream) : nullptr;
+    void* block = is_large(size_bytes, memory_.regions(stream)) ? take_high(size_bytes, stream)
+                                                                : take_low(size_bytes, stream);
     if (block != nullptr || effort == Effort::kFreeRoomOnly) {
         return block;
     }
@@ -47,6 +53,26 @@ void* Pager::take_block(size_t size_bytes, StreamId stream, Effort effort) {
         block = take_block(size_bytes, stream, Effort::kFreeRoomOnly);
     }
     return block != nullptr ? block : take_block_by_evicting(size_bytes, stream);
+}
+
+/// Where it fits best, from the low end. Null: no room, as far as the map knows.
+void* Pager::take_low(size_t size_bytes, StreamId stream) {
+    const std::vector<Region> regions = memory_.regions(stream);
+    // Without regions only the memory itself knows.
+    const bool may_fit = regions.empty() || highest_gap(regions, size_bytes).has_value();
+    return may_fit ? memory_.allocate(size_bytes, stream) : nullptr;
+}
+
+/// What is large, and goes as a whole, lies at the high end, and all else at the low one: between
+/// small blocks that stay, two large ones leave no room for a third, though there are bytes enough.
+void* Pager::take_high(size_t size_bytes, StreamId stream) {
+    const std::optional<Region> gap = highest_gap(memory_.regions(stream), size_bytes);
+    return gap.has_value() ? memory_.allocate_high(size_bytes, stream, *gap) : nullptr;
+}
+
+std::optional<Region> Pager::highest_gap(const std::vector<Region>& regions, size_t need) const {
+    MutexLock lock(mutex_);
+    return map_.highest_gap(regions, need);
 }
 
 void* Pager::take_block_by_evicting(size_t size_bytes, StreamId stream) {

@@ -398,7 +398,7 @@ void Pager::manage_extra() {
 
 /// True: there is one segment more, and room for another in the plan.
 bool Pager::open_extra(size_t size_bytes, StreamId home, uint64_t until) {
-    void* block = take_block(size_bytes, home, Effort::kFreeRoomOnly);
+    void* block = take_high(size_bytes, home);
     if (block == nullptr) {
         return false;
     }
@@ -413,6 +413,7 @@ bool Pager::open_extra(size_t size_bytes, StreamId home, uint64_t until) {
     MutexLock lock(mutex_);
     plan_->extra.push_back(std::make_unique<FrameArena>(block, size_bytes));
     plan_->extra.back()->give(0, size_bytes, {free_from});
+    map_.add_wall(plan_->extra.back()->range());
     plan_->extra_until = until;
     plan_->schedule->open_extra(size_bytes, until);
     ++stats_.extra_opened;
@@ -458,7 +459,11 @@ bool Pager::close_extra() {
 void Pager::give_back(FrameArena& arena, StreamId home) {
     try {
         for (const Event& event : arena.take(0, arena.size_bytes())) {
-            device_.wait(home, event);
+            step_clock_.wait(home, event, Stall::kRoom);
+        }
+        {
+            MutexLock lock(mutex_);
+            map_.remove_wall(arena.range().begin);
         }
         memory_.free(arena.begin());
     } catch (const std::exception& error) {
@@ -491,7 +496,8 @@ bool Pager::extra_gives_way() {
 }
 
 /// One block of the device's pool becomes the arena. What is to be loaded leaves first, so that
-/// nothing of it is in two places. False: there is no room, and no plan any more.
+/// nothing of it is in two places, and all else that can: then the arena lies at the low end, and
+/// leaves the rest whole. False: there is no room, and no plan any more.
 bool Pager::lay_arena() {
     std::vector<StoragePtr> items;
     size_t arena_bytes = 0;
@@ -507,8 +513,7 @@ bool Pager::lay_arena() {
             evict(storage);
         }
     }
-    // At the low end of what is free then, so that it leaves the rest whole.
-    evict_each(movable_at_low_end(home, arena_bytes));
+    evict_each(movable());
     Event free_from;
     void* block = take_arena(&arena_bytes, home, &free_from);
     MutexLock lock(mutex_);
@@ -526,25 +531,8 @@ bool Pager::lay_arena() {
         }
     }
     plan_->arena->give(0, arena_bytes, {free_from});
+    map_.add_wall(plan_->arena->range());
     return true;
-}
-
-std::vector<StoragePtr> Pager::movable_at_low_end(StreamId home, size_t size_bytes) const {
-    const std::vector<Region> regions = memory_.regions(home);
-    std::vector<StoragePtr> storages;
-    if (regions.empty()) {
-        return storages;
-    }
-    const uintptr_t begin = regions.front().begin;
-    MutexLock lock(mutex_);
-    const auto& blocks = map_.blocks();
-    const auto end = blocks.lower_bound(begin + size_bytes);
-    for (auto it = blocks.lower_bound(begin); it != end; ++it) {
-        if (it->second.storage->movable()) {
-            storages.push_back(it->second.storage);
-        }
-    }
-    return storages;
 }
 
 /// Null: there is no room, or nobody could say when it is free. What a device refuses beside the
@@ -552,10 +540,10 @@ std::vector<StoragePtr> Pager::movable_at_low_end(StreamId home, size_t size_byt
 void* Pager::take_arena(size_t* size_bytes, StreamId home, Event* free_from) noexcept {
     void* block = nullptr;
     try {
-        block = take_block(*size_bytes, home, Effort::kEvict);
+        block = take_low(*size_bytes, home);
         while (block == nullptr && *size_bytes > plan_least_bytes()) {
             *size_bytes -= align_up(*size_bytes / 8, kBlockAlignment);
-            block = take_block(*size_bytes, home, Effort::kEvict);
+            block = take_low(*size_bytes, home);
         }
         if (block == nullptr) {
             return nullptr;

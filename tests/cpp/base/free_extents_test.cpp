@@ -32,6 +32,24 @@ TEST(FreeExtentsTest, BestFitTakesTheSmallestThenTheLowest) {
     EXPECT_EQ(extents.free_bytes(), 288u);
 }
 
+// Goal: from the top, whatever fits best; what is left below joins nothing that is not free.
+TEST(FreeExtentsTest, TakeHighTakesTheHighEndOfTheHighestThatFits) {
+    FreeExtents extents;
+    extents.insert(1000, 300);
+    extents.insert(5000, 50);
+    extents.insert(9000, 60);
+    EXPECT_EQ(extents.take_high(50), 9010u);
+    EXPECT_EQ(extents.take_high(50), 5000u);
+    EXPECT_EQ(extents.take_high(10), 9000u);
+    EXPECT_EQ(extents.take_high(100), 1200u);
+    EXPECT_EQ(extents.take_high(201), std::nullopt);
+    EXPECT_EQ(extents.count(), 1u);
+    EXPECT_EQ(extents.free_bytes(), 200u);
+    extents.insert(1200, 100);
+    EXPECT_EQ(extents.count(), 1u);
+    EXPECT_EQ(extents.largest_bytes(), 300u);
+}
+
 TEST(FreeExtentsTest, NothingIsTakenWhenNoExtentIsLargeEnough) {
     FreeExtents extents;
     EXPECT_EQ(extents.take(1), std::nullopt);

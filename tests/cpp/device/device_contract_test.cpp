@@ -280,6 +280,25 @@ TEST_P(DeviceContractTest, BlocksAreAlignedAndWithinTheBudget) {
     memory().free(all);
 }
 
+TEST_P(DeviceContractTest, BlocksAtTheHighEndAreBlocksLikeOthers) {
+    void* const low = make_block(kBudget / 4);
+    const std::vector<Region> regions = memory().regions(0);
+    const Region gap = regions.empty() ? Region{} : regions.front();
+    void* const high = memory().allocate_high(kBudget / 4, 0, gap);
+    ASSERT_NE(high, nullptr);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(high) % kBlockAlignment, 0u);
+    EXPECT_EQ(memory().allocate_high(kBudget, 0, gap), nullptr);
+    void* const middle = make_block(kBudget / 2);
+    if (!regions.empty()) {
+        EXPECT_EQ(reinterpret_cast<uintptr_t>(high) + kBudget / 4, regions.front().end);
+        EXPECT_GT(high, middle);
+    }
+    for (void* block : {low, middle, high}) {
+        memory().free(block);
+    }
+    memory().free(make_block(kBudget));
+}
+
 INSTANTIATE_TEST_SUITE_P(AllDevices, DeviceContractTest,
                          ::testing::Values(DeviceKind{"sim", open_sim},
                                            DeviceKind{"cuda", open_cuda}),

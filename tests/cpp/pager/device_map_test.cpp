@@ -279,6 +279,39 @@ TEST(DeviceMapTest, BytesAndMovablesFollowInsertAndErase) {
 }
 
 // Goal: without a region there is neither a gap nor a window. Method: blocks outside of all.
+TEST(DeviceMapTest, HighestGapIsTheHighestThatFits) {
+    DeviceMap map(0);
+    const std::vector<Region> regions = {{100 * kUnit, 110 * kUnit}, {200 * kUnit, 220 * kUnit}};
+    map.insert(storage_at(205 * kUnit, 5 * kUnit, 1, true));
+    const auto gap_of = [&](size_t units) {
+        const std::optional<Region> gap = map.highest_gap(regions, units * kUnit);
+        return gap.has_value() ? std::pair(gap->begin / kUnit, gap->end / kUnit)
+                               : std::pair(0ul, 0ul);
+    };
+    EXPECT_EQ(gap_of(3), std::pair(210ul, 220ul));
+    map.insert(storage_at(212 * kUnit, 8 * kUnit, 1, true));
+    EXPECT_EQ(gap_of(2), std::pair(210ul, 212ul));
+    EXPECT_EQ(gap_of(3), std::pair(200ul, 205ul));
+    EXPECT_EQ(gap_of(6), std::pair(100ul, 110ul));
+    EXPECT_EQ(gap_of(11), std::pair(0ul, 0ul));
+}
+
+TEST(DeviceMapTest, AWallIsNeitherFreeNorMovable) {
+    DeviceMap map(0);
+    const std::vector<Region> regions = {{100 * kUnit, 120 * kUnit}};
+    map.insert(storage_at(100 * kUnit, 5 * kUnit, 1, true));
+    map.insert(storage_at(115 * kUnit, 5 * kUnit, 2, true));
+    map.add_wall({106 * kUnit, 112 * kUnit});
+    EXPECT_TRUE(map.has_gap(regions, 3 * kUnit));
+    EXPECT_FALSE(map.has_gap(regions, 4 * kUnit));
+    EXPECT_EQ(map.coldest_window(regions, 6 * kUnit, kNow).size(), 1u);  // One side of it.
+    EXPECT_EQ(map.coldest_window(regions, 8 * kUnit, kNow).size(), 1u);  // The other.
+    EXPECT_TRUE(map.coldest_window(regions, 9 * kUnit, kNow).empty());
+    map.remove_wall(106 * kUnit);
+    EXPECT_TRUE(map.has_gap(regions, 10 * kUnit));
+    EXPECT_FALSE(map.coldest_window(regions, 20 * kUnit, kNow).empty());
+}
+
 TEST(DeviceMapTest, BlocksOutsideOfTheRegionsDoNotCount) {
     DeviceMap map(0);
     map.insert(storage_at(0x1000, 100, 1, true));

@@ -21,6 +21,13 @@ public:
         }
         return memory_.allocate(size_bytes, stream);
     }
+    void* allocate_high(size_t size_bytes, StreamId stream, const Region& gap) override {
+        if (throws) {
+            throw errors::device("allocate", "the test says so");
+        }
+        return memory_.allocate_high(size_bytes, stream, gap);
+    }
+    uint64_t refusals() const override { return memory_.refusals(); }
     void free(void* address) noexcept override { memory_.free(address); }
     void defer_reuse(void* address, StreamId stream) override {
         memory_.defer_reuse(address, stream);

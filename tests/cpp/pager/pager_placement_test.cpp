@@ -1,0 +1,138 @@
+// Where blocks lie: what is large at one end, what is small at the other, frames below both.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "support/pager_world.h"
+
+namespace trainstream {
+namespace {
+
+using testing::FakeOwner;
+using testing::PagerWorld;
+
+/// A storage that an operator goes on working with.
+class Held {
+public:
+    Held(PagerWorld& world, size_t size_bytes, unsigned mark)
+        : owner(world.make(size_bytes, mark)), world_(world) {
+        world.pager.begin_use({{owner, /*writes=*/false, UseKind::kBringIn}}, 0, &pins_);
+    }
+    void let_go() { world_.pager.end_use(&pins_); }
+    void drop() {
+        let_go();
+        world_.port.drop(owner);
+    }
+
+    FakeOwner* const owner;
+
+private:
+    PagerWorld& world_;
+    Pins pins_;
+};
+
+// The loss of a language model: logits, their float copy, its log-softmax; then backward's two of
+// the same size. With 64 at a time and 224 in all there is room, if nothing lies in the middle.
+TEST(PagerPlacementTest, ThreeLargeBlocksFitBesideWhatIsSmall) {
+    PagerWorld world({.budget_bytes = 224 * kKiB});
+    constexpr size_t kLarge = 64 * kKiB;
+    FakeOwner* small = world.make(16 * kKiB, 1);
+    FakeOwner* logits = world.make(24 * kKiB, 2);
+    Held copy(world, kLarge, 3);
+    Held softmax(world, kLarge, 4);
+    copy.drop();
+    Held gradient(world, kLarge, 5);
+    Held third(world, kLarge, 6);
+    EXPECT_TRUE(world.is_resident(third.owner));
+    EXPECT_EQ(world.pager.stats().born_cold_bytes, 0u);
+    EXPECT_TRUE(PagerWorld::has(softmax.owner, 4) && PagerWorld::has(gradient.owner, 5));
+    softmax.drop();
+    gradient.drop();
+    third.drop();
+    EXPECT_TRUE(world.reads(small, 1) && world.reads(logits, 2));
+    world.port.drop(small);
+    world.port.drop(logits);
+    world.expect_nothing_left();
+}
+
+TEST(PagerPlacementTest, WhatTheMapHasRoomForIsNotRefused) {
+    PagerWorld world({.budget_bytes = 256 * kKiB});
+    std::vector<FakeOwner*> owners;
+    for (unsigned i = 0; i < 40; ++i) {
+        const size_t size_bytes = (4 + i * 13 % 61) * kKiB;
+        owners.push_back(world.make(size_bytes, i));
+        if (i % 3 == 2) {
+            world.port.drop(owners[i / 2]);
+            owners[i / 2] = world.make(8 * kKiB, i / 2);
+        }
+    }
+    EXPECT_GT(world.pager.stats().evictions, 0u);
+    EXPECT_EQ(world.pager.stats().refusals, 0u);
+    for (FakeOwner* owner : owners) {
+        world.port.drop(owner);
+    }
+    world.expect_nothing_left();
+}
+
+/// Layers that do not fit, used in turn and written, until their plan has frames.
+class Planned {
+public:
+    Planned() {
+        for (unsigned i = 0; i < 12; ++i) {
+            layers_.push_back(world.make(32 * kKiB, i));
+        }
+        for (int step = 0; step < 4; ++step) {
+            for (FakeOwner* layer : layers_) {
+                world.use(layer, UseKind::kBringIn);
+                world.pager.boundary();
+            }
+            for (FakeOwner* layer : layers_) {
+                world.use(layer, UseKind::kOnce, /*writes=*/true);
+                world.pager.boundary();
+            }
+            world.pager.step_done();
+        }
+    }
+    ~Planned() {
+        for (unsigned i = 0; i < layers_.size(); ++i) {
+            EXPECT_TRUE(world.reads(layers_[i], i));
+            world.port.drop(layers_[i]);
+        }
+        world.expect_nothing_left();
+    }
+    Planned(const Planned&) = delete;
+    Planned& operator=(const Planned&) = delete;
+
+    PagerWorld world{{.budget_bytes = 256 * kKiB}};
+
+private:
+    std::vector<FakeOwner*> layers_;
+};
+
+TEST(PagerPlacementTest, TheArenaLeavesTheRestWhole) {
+    Planned planned;
+    const uint64_t arena_bytes = planned.world.pager.stats().arena_bytes;
+    ASSERT_GT(arena_bytes, 0u);
+    FakeOwner* rest = planned.world.make(256 * kKiB - arena_bytes, 99);
+    EXPECT_TRUE(planned.world.is_resident(rest));
+    EXPECT_EQ(planned.world.pager.stats().arena_bytes, arena_bytes);
+    planned.world.port.drop(rest);
+}
+
+// Frames are neither free nor anybody's to evict: asking for their bytes finds that out at once,
+// without asking the memory, which may answer slowly.
+TEST(PagerPlacementTest, FramesDoNotLookLikeFreeMemory) {
+    Planned planned;
+    const uint64_t arena_bytes = planned.world.pager.stats().arena_bytes;
+    ASSERT_GT(arena_bytes, 16 * kKiB);
+    Held rest(planned.world, 256 * kKiB - arena_bytes, 99);  // All that is no frame.
+    const uint64_t before = planned.world.pager.stats().refusals;
+    FakeOwner* more = planned.world.make(8 * kKiB, 98);
+    EXPECT_EQ(planned.world.pager.stats().refusals, before);
+    EXPECT_TRUE(PagerWorld::has(more, 98));
+    planned.world.port.drop(more);
+    rest.drop();
+}
+
+}  // namespace
+}  // namespace trainstream
