@@ -70,6 +70,7 @@ void* Pager::born_cold(size_t size_bytes, StreamId stream) {
     add(std::make_shared<Storage>(size_bytes, stream, *host));
     MutexLock lock(mutex_);
     stats_.born_cold_bytes += size_bytes;
+    peak_.pressed_bytes += size_bytes;
     return host->address;
 }
 
@@ -94,6 +95,7 @@ void Pager::add(const StoragePtr& storage) {
         } else {
             stats_.cold_bytes += storage->size_bytes();
         }
+        note_peak();
         check_invariants();
     }
     if (growing) {
@@ -112,6 +114,7 @@ bool Pager::free(void* address) noexcept {
         storage = found->second;
         table_.erase(found);
         storage->freed = true;
+        paged_storages_ -= storage->paged ? 1 : 0;
         live_bytes_ -= storage->size_bytes();
         if (storage->in_transition()) {
             return true;  // Whoever moves it cleans up: see abandon_evict and cancel_restore.
@@ -468,6 +471,9 @@ void Pager::boundary() {
     if (has_plan_.load(std::memory_order_relaxed)) {
         run_plan();
     }
+    if (has_paged_in_.load(std::memory_order_relaxed)) {
+        trim_paged();
+    }
     if (watch_.load() != Watch::kWarmingUp) {
         return;
     }
@@ -505,7 +511,7 @@ void Pager::step_done() {
         const uint64_t budget = memory_.budget_bytes();
         moved = moves != moves_at_last_step_;
         const bool quiet = !moved && moving_ == 0 && stats_.cold_bytes == 0 && plan_ == nullptr &&
-                           resident_peak_bytes_ <= budget - budget / 10;
+                           paged_storages_ == 0 && resident_peak_bytes_ <= budget - budget / 10;
         moves_at_last_step_ = moves;
         quiet_steps_ = quiet ? quiet_steps_ + 1 : 0;
         if (quiet_steps_ >= kQuietSteps && watch_.load() == Watch::kOn && !capturing()) {

@@ -1,0 +1,45 @@
+"""`trainstream.wrap`, `unwrap` and `session`: the table of wrapped models."""
+
+import weakref
+
+from torch import nn
+
+from trainstream import _switch, errors
+from trainstream.explicit._options import Options, check_objects
+from trainstream.explicit._session import Session
+
+_sessions: "weakref.WeakKeyDictionary[nn.Module, Session]" = weakref.WeakKeyDictionary()
+
+
+def wrap(model: nn.Module, optimizer, options: Options) -> tuple:
+    """See trainstream.wrap."""
+    check_objects(model, optimizer)
+    options.check()
+    if model in _sessions:
+        raise errors.wrapped_already()
+    keys = options.switch_keys()
+    if keys or _switch.current() is None:
+        _switch.switch_on(keys)
+    session = Session(model, optimizer, options, _switch.current())
+    try:
+        session.start()
+    except BaseException:
+        session.close()
+        raise
+    _sessions[model] = session
+    return model, optimizer
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """See trainstream.unwrap."""
+    session(model, "unwrap").close()
+    del _sessions[model]
+    return model
+
+
+def session(model: nn.Module, function: str = "session") -> Session:
+    """See trainstream.session."""
+    found = _sessions.get(model) if isinstance(model, nn.Module) else None
+    if found is None:
+        raise errors.not_wrapped(function)
+    return found
