@@ -501,18 +501,21 @@ void Pager::start_watching() {
     port_.watch(true);
 }
 
+uint64_t Pager::moves() const {
+    return stats_.evictions + stats_.restores + stats_.born_cold_bytes;
+}
+
 void Pager::step_done() {
     bool stop = false;
     bool moved = false;
     {
         MutexLock lock(mutex_);
         ++stats_.steps;
-        const uint64_t moves = stats_.evictions + stats_.restores + stats_.born_cold_bytes;
         const uint64_t budget = memory_.budget_bytes();
-        moved = moves != moves_at_last_step_;
+        moved = moves() != moves_at_last_step_;
         const bool quiet = !moved && moving_ == 0 && stats_.cold_bytes == 0 && plan_ == nullptr &&
                            paged_storages_ == 0 && resident_peak_bytes_ <= budget - budget / 10;
-        moves_at_last_step_ = moves;
+        moves_at_last_step_ = moves();
         quiet_steps_ = quiet ? quiet_steps_ + 1 : 0;
         if (quiet_steps_ >= kQuietSteps && watch_.load() == Watch::kOn && !capturing()) {
             watch_again_bytes_ = (resident_peak_bytes_ + budget) / 2;

@@ -242,6 +242,7 @@ private:
     void sweep() noexcept;
     [[noreturn]] void throw_out_of_memory(size_t size_bytes);
     void start_watching();
+    uint64_t moves() const TS_REQUIRES(mutex_);
 
     void trim_paged();
     std::vector<StoragePtr> paged_past_room() TS_REQUIRES(mutex_);

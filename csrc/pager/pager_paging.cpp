@@ -65,6 +65,12 @@ void Pager::unpage(const std::vector<void*>& owners, StreamId stream) {
         }
         end_use(&pins);
     }
+    {
+        MutexLock lock(mutex_);
+        if (paged_storages_ == 0) {
+            moves_at_last_step_ = moves();  // None of that was for want of room.
+        }
+    }
     sweep();
 }
 

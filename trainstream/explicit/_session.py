@@ -364,8 +364,9 @@ class Session:
             hook.remove()
         self._hooks.clear()
         self.pager.set([])
-        if self.optimizer is not None and self._needs.on_host and not self._was_host:
+        if _convert.is_host(self.optimizer) and not self._was_host:
             _convert.to_stock(self.optimizer)
+            self._needs.on_host = False
         model = self._model()
         every = [*_with_gradients([*model.parameters(), *model.buffers()])]
         every += [s for p in model.parameters() for s in self._needs.states(p)]

@@ -4,7 +4,7 @@ import weakref
 
 from torch import nn
 
-from trainstream import _switch, errors
+from trainstream import _switch, config, errors
 from trainstream.explicit._options import Options, check_objects
 from trainstream.explicit._session import Session
 
@@ -17,10 +17,7 @@ def wrap(model: nn.Module, optimizer, options: Options) -> tuple:
     options.check()
     if model in _sessions:
         raise errors.wrapped_already()
-    keys = options.switch_keys()
-    if keys or _switch.current() is None:
-        _switch.switch_on(keys)
-    session = Session(model, optimizer, options, _switch.current())
+    session = Session(model, optimizer, options, _switched_on(options.switch_keys()))
     try:
         session.start()
     except BaseException:
@@ -28,6 +25,20 @@ def wrap(model: nn.Module, optimizer, options: Options) -> tuple:
         raise
     _sessions[model] = session
     return model, optimizer
+
+
+def _switched_on(keys: dict[str, object]) -> _switch.State:
+    """What is on, where it is as `keys` ask; else it is switched on so."""
+    state = _switch.current()
+    if state is None:
+        _switch.switch_on(keys)
+        return _switch.current()
+    if keys.get("device") == state.device:
+        keys = {key: value for key, value in keys.items() if key != "device"}
+    wanted = config.with_keywords(state.config, keys)
+    if wanted != state.config:
+        raise errors.already_enabled(str(state.config), str(wanted))
+    return state
 
 
 def unwrap(model: nn.Module) -> nn.Module:
