@@ -74,7 +74,8 @@ trainstream.enable(device="sim", vram="160MiB")
 from trainstream import _C
 for name, move in patterns.items():
     model, optimizer = make()
-    same = trainstream.wrap(model, optimizer, "sim", vram="160MiB", offload=True, param_offload=False)
+    keys = {"vram": "160MiB", "offload": True, "param_offload": False}
+    same = trainstream.wrap(model, optimizer, "sim", **keys)
     assert same[0] is model and same[1] is optimizer
     assert isinstance(optimizer, trainstream.optim.AdamW)
     session = trainstream.session(model)
@@ -165,9 +166,10 @@ def test_refuses_where_host_ram_is_short_and_takes_bf16_moments_where_only_they_
     model = nn.Sequential(*[nn.Linear(1000, 1000, bias=False) for _ in range(12)])
     optimizer = torch.optim.AdamW(model.parameters())
     before = [p.data_ptr() for p in model.parameters()]
+    limits = {"ram": "70MiB", "vram": "1GiB"}
     for keys in ({"moment_dtype": "float32"}, {"param_offload": True}):
         try:
-            trainstream.wrap(model, optimizer, "sim", ram="70MiB", vram="1GiB", offload=True, **keys)
+            trainstream.wrap(model, optimizer, "sim", offload=True, **limits, **keys)
         except MemoryError as error:
             print(error)
         assert type(optimizer) is torch.optim.AdamW
@@ -285,10 +287,14 @@ assert stats()["dropped_bytes"] + stats()["evicted_bytes"] == moved
 
 def test_frozen_weights_have_a_host_copy_while_paged_and_none_while_resident(tmp_path):
     """LoRA by hand: no gradients, masters or moments of what is frozen, and stock's results."""
-    script = AGAINST_STOCK + "from trainstream import _switch\n" + LORA.replace(
-        "model, optimizer, session = compare",
-        "trainstream.enable(device='sim', vram='256MiB')\nfrom trainstream import _C\n"
-        "model, optimizer, session = compare",
+    script = (
+        AGAINST_STOCK
+        + "from trainstream import _switch\n"
+        + LORA.replace(
+            "model, optimizer, session = compare",
+            "trainstream.enable(device='sim', vram='256MiB')\nfrom trainstream import _C\n"
+            "model, optimizer, session = compare",
+        )
     )
     run_real(tmp_path, script, None)
 

@@ -208,9 +208,9 @@ def wrap(
             optimizer.zero_grad()
         print(*trainstream.session(model).events, sep="\\n")
 
-    Switches trainstream on where it is not, moves the model to the device, and tells the pager which
-    blocks (transformer layers) belong in host memory. Model and optimizer stay the objects that they
-    are, so schedulers and checkpoints made before go on.
+    Switches trainstream on where it is not, moves the model to the device, and tells the pager
+    which blocks (transformer layers) belong in host memory. Model and optimizer stay the objects
+    that they are, so schedulers made before go on.
 
     Args:
         model: A torch.nn.Module, on the CPU or the device.
@@ -231,8 +231,8 @@ def wrap(
             memory has room for them. Needs the optimizer in host memory. Default "auto".
         check_memory: Refuse what cannot fit. False lets the run show it. Default True.
         distributed: Data parallel: weights from rank 0, and gradients averaged over the default
-            process group before each step, over NCCL where it has that, else in host memory. "auto":
-            where the group has more than one rank, and the model does not do so itself. A
+            process group before each step, over NCCL where it has that, else in host memory.
+            "auto": where the group has more than one rank, and the model does not do so itself. A
             `clip_grad_norm_` of the script's would come too early: give max_grad_norm. Default
             "auto".
         max_grad_norm: Clips the global norm of the gradients in step(). Default None.
@@ -291,8 +291,9 @@ def unwrap(model):
 
 
 def session(model):
-    """What `wrap` set up for `model`: `.pager` (page(i), unpage(i), paged, block_bytes, bytes_paged,
-    stats), `.planner` (None where the caller chose the blocks), `.optimizer` and `.events`.
+    """What `wrap` set up for `model`: `.pager` (page(i), unpage(i), paged, block_bytes,
+    bytes_paged, stats), `.planner` (None where the caller chose the blocks), `.optimizer` and
+    `.events`.
 
     Raises:
         TrainstreamError: It is not wrapped.

@@ -295,8 +295,8 @@ def no_blocks() -> ValueError:
 
 def no_spilling(value: object) -> TrainstreamError:
     return TrainstreamError(
-        f"activation_offload={value!r} needs trainstream.spill_activations, which this version does "
-        "not have; with 'auto' the pager moves activations as it moves everything"
+        f"activation_offload={value!r} needs trainstream.spill_activations, which this version "
+        "does not have; with 'auto' the pager moves activations as it moves everything"
     )
 
 
@@ -323,8 +323,8 @@ def sparse_average() -> RuntimeError:
 
 def weight_changed_before_backward(shape: tuple) -> RuntimeError:
     return RuntimeError(
-        f"a paged weight of shape {shape} was changed between forward and backward, which needs the "
-        "one that forward had; change weights after backward"
+        f"a paged weight of shape {shape} was changed between forward and backward, which needs "
+        "the one that forward had; change weights after backward"
     )
 
 

@@ -235,8 +235,7 @@ void for_owners(const std::vector<at::Tensor>& tensors, const Function& function
 
 /// The storages of `tensors` belong out from now on: see Pager::page.
 void page(const std::vector<at::Tensor>& tensors) {
-    for_owners(tensors,
-               [](Pager& pager, const std::vector<void*>& owners) { pager.page(owners); });
+    for_owners(tensors, [](Pager& pager, const std::vector<void*>& owners) { pager.page(owners); });
 }
 
 void unpage(const std::vector<at::Tensor>& tensors) {

@@ -102,8 +102,8 @@ void Pager::note_paged(const StoragePtr& storage) {
     has_paged_in_.store(true);
 }
 
-/// What is in use now, or was last, may stay as far as the room goes: a layer's next operator, or its
-/// backward pass, would ask for it again.
+/// What is in use now, or was last, may stay as far as the room goes: a layer's next operator, or
+/// its backward pass, would ask for it again.
 void Pager::trim_paged() {
     std::vector<StoragePtr> leaving;
     {

@@ -72,7 +72,8 @@ bool Pager::is_used_unseen(const Storage& storage) const {
 }
 
 bool Pager::can_be_planned(const Storage& storage) const {
-    // Where somebody pages blocks, the rest stays: a plan that moved it too would undo what they say.
+    // Where somebody pages blocks, the rest stays: a plan that moved it too would undo what they
+    // say.
     const bool wanted = paged_storages_ == 0 || storage.paged;
     return wanted && storage.owner != nullptr && !storage.pinned_for_good() &&
            !is_used_unseen(storage) && storage.born_step + 1 < stats_.steps;

@@ -41,6 +41,8 @@ def watch(module: nn.Module) -> list:
 
 def enter_block(module: nn.Module, args) -> None:
     """Before a paged block's forward."""
+    if torch.compiler.is_compiling():
+        return  # The compiler plans itself what is kept.
     hooks = _saving_weights(module) if torch.is_grad_enabled() and _casts(module) else None
     if hooks is not None:
         hooks.__enter__()
@@ -49,6 +51,8 @@ def enter_block(module: nn.Module, args) -> None:
 
 def leave_block(module: nn.Module, args, output) -> None:
     """After it, whether it raised or not."""
+    if torch.compiler.is_compiling():
+        return
     entered = _entered()
     if not entered or entered[-1][0] is not module:
         return  # An earlier hook raised, and this block was never entered.
@@ -66,8 +70,6 @@ def _entered() -> list:
 
 
 def _casts(module: nn.Module) -> bool:
-    if torch.compiler.is_compiling():
-        return False
     param = next(module.parameters(), None)
     return param is not None and torch.is_autocast_enabled(param.device.type)
 

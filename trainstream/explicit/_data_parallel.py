@@ -53,8 +53,8 @@ class DataParallel:
 
     @torch.no_grad()
     def average(self, params: list[torch.Tensor]) -> None:
-        """Each gradient becomes the mean over the ranks. A parameter that has a gradient on some rank
-        has one on all afterwards, missing ones counting as zeros; one that has none keeps none.
+        """Each gradient becomes the mean over the ranks. A parameter that has a gradient on some
+        rank has one on all afterwards, missing ones counting as zeros; one that has none keeps none.
 
         Raises:
             RuntimeError: A gradient is sparse.
@@ -74,7 +74,7 @@ class DataParallel:
         buffer /= self.world_size
 
     def _exchange(self, bucket, buffer: torch.Tensor, collective) -> None:
-        """Puts the pieces of `bucket` into the buffer, and back what the collective made of them."""
+        """Puts the pieces of `bucket` into the buffer, and back what the collective made there."""
         pieces = buffer.split([piece.numel() for piece in bucket])
         for ours, piece in zip(pieces, bucket, strict=True):
             ours.copy_(piece)

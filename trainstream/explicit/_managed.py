@@ -5,9 +5,7 @@ from collections.abc import Iterable
 import torch
 
 
-def move(
-    tensors: Iterable[torch.Tensor], device: torch.device, extension, min_storage: int
-) -> int:
+def move(tensors: Iterable[torch.Tensor], device: torch.device, extension, min_storage: int) -> int:
     """Gives every tensor memory on `device` that the pager manages; its identity stays.
 
     Memory that trainstream manages already stays; memory made before it was switched on is

@@ -48,9 +48,7 @@ class Session:
         self._hooks: list = []
         self._parallel: _data_parallel.DataParallel | None = None
         self._peak_bytes = 0  # Of the measured steps.
-        self.pager = BlockPager(
-            _blocks.find(model, options.blocks), self._extension, self._needs
-        )
+        self.pager = BlockPager(_blocks.find(model, options.blocks), self._extension, self._needs)
 
     # --- Setting up ---
 
@@ -163,9 +161,7 @@ class Session:
         return paged
 
     def _make_planner(self, fixed_bytes: int) -> MemoryPlanner:
-        return MemoryPlanner(
-            self._budget, self.pager.block_bytes, fixed_bytes, self._room_bytes()
-        )
+        return MemoryPlanner(self._budget, self.pager.block_bytes, fixed_bytes, self._room_bytes())
 
     def _check_memory(self, paged: list[int]) -> str:
         """The moments' type. Raises BudgetError where something does not fit."""
@@ -240,9 +236,7 @@ class Session:
         parallel.broadcast([*model.parameters(), *model.buffers()])
         self._parallel = parallel
         where = "on the device" if parallel.on_device else "in host memory"
-        self.events.add(
-            "distributed", f"gradients are averaged {where}", ranks=parallel.world_size
-        )
+        self.events.add("distributed", f"gradients are averaged {where}", ranks=parallel.world_size)
 
     def _start_spilling(self) -> None:
         share = self._options.activation_offload
@@ -334,7 +328,9 @@ class Session:
             self._move_states_to_host()
             self.events.add("optimizer", "in host memory: not all fits", **numbers)
         else:
-            where = "in host memory: not all would fit" if self._needs.on_host else "stock: all fits"
+            where = (
+                "in host memory: not all would fit" if self._needs.on_host else "stock: all fits"
+            )
             self.events.add("optimizer", f"{where}; settled", **numbers)
 
     def _move_states_to_host(self) -> None:
@@ -353,7 +349,9 @@ class Session:
         paged = self.pager.paged
         sizes = self.pager.block_bytes
         resident = sum(size for i, size in enumerate(sizes) if i not in paged)
-        self.planner = self._make_planner(min(self._fixed_bytes(), max(0, self._peak_bytes - resident)))
+        self.planner = self._make_planner(
+            min(self._fixed_bytes(), max(0, self._peak_bytes - resident))
+        )
         self._extension.set_paged_room(self._room_bytes())
 
     # --- The end ---
