@@ -233,8 +233,8 @@ def wrap(
         distributed: Data parallel: weights from rank 0, and gradients averaged over the default
             process group before each step, over NCCL where it has that, else in host memory.
             "auto": where the group has more than one rank, and the model does not do so itself. A
-            `clip_grad_norm_` of the script's would come too early: give max_grad_norm. Default
-            "auto".
+            `clip_grad_norm_` of the script's would come too early (give max_grad_norm), and a
+            GradScaler is refused. Default "auto".
         max_grad_norm: Clips the global norm of the gradients in step(). Default None.
         accumulation_steps: Backward passes that make a step: lets updates run during the last one,
             as `trainstream.optim.AdamW` has it. With clipping or several ranks, whose gradients

@@ -314,6 +314,14 @@ def ranks_differ(ours: list[int], least: list[int], most: list[int]) -> RuntimeE
     )
 
 
+def scaler_with_ranks() -> RuntimeError:
+    return RuntimeError(
+        "a GradScaler cannot be used where wrap() averages gradients over ranks: each rank would "
+        "scale by its own overflows; use bfloat16, or DistributedDataParallel with "
+        "distributed=False"
+    )
+
+
 def sparse_average() -> RuntimeError:
     return RuntimeError(
         "sparse gradients cannot be averaged over ranks; use sparse=False in their layer, or "

@@ -127,14 +127,21 @@ std::vector<StoragePtr> Pager::paged_past_room() {
     };
     paged_in_.erase(std::remove_if(paged_in_.begin(), paged_in_.end(), gone), paged_in_.end());
     has_paged_in_.store(!paged_in_.empty());
-    std::sort(paged_in_.begin(), paged_in_.end(), [](const StoragePtr& a, const StoragePtr& b) {
-        return a->last_use() > b->last_use();
-    });
     // With frames for what is used again, the rest is what waits for the end of the step.
     const bool framed = plan_ != nullptr && plan_->is_laid();
     const uint64_t room_bytes = framed ? 0 : paged_room_bytes_;
     uint64_t bytes = 0;
+    for (const StoragePtr& storage : paged_in_) {
+        bytes += storage->size_bytes();
+    }
     std::vector<StoragePtr> past;
+    if (bytes <= room_bytes) {
+        return past;
+    }
+    std::sort(paged_in_.begin(), paged_in_.end(), [](const StoragePtr& a, const StoragePtr& b) {
+        return a->last_use() > b->last_use();
+    });
+    bytes = 0;
     for (const StoragePtr& storage : paged_in_) {
         bytes += storage->size_bytes();
         if (bytes > room_bytes && storage->movable()) {

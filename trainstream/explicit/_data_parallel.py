@@ -54,7 +54,7 @@ class DataParallel:
     @torch.no_grad()
     def average(self, params: list[torch.Tensor]) -> None:
         """Each gradient becomes the mean over the ranks. A parameter that has a gradient on some
-        rank has one on all afterwards, missing ones counting as zeros; one that has none keeps none.
+        rank has one on all afterwards, missing ones count as zeros; one that has none keeps none.
 
         Raises:
             RuntimeError: A gradient is sparse.

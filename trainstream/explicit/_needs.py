@@ -25,8 +25,11 @@ class Needs:
         self.optimizer = optimizer
         self.on_host = False  # The optimizer's states.
         self.keeps_gradients = True  # They wait for the step.
-        params = (p for g in optimizer.param_groups for p in g["params"]) if optimizer else ()
-        self._params = {p for p in params if p.requires_grad}
+
+    def training(self) -> set[torch.Tensor]:
+        """The parameters that the optimizer updates now."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        return {p for group in groups for p in group["params"] if p.requires_grad}
 
     def states(self, param: torch.Tensor) -> list[torch.Tensor]:
         """The states that lie beside `param`; those of trainstream.optim are in host memory."""
@@ -39,16 +42,16 @@ class Needs:
     def beside_bytes(self, params: Iterable[torch.Tensor]) -> int:
         """Device bytes of gradients, while they are kept, and of states."""
         copies = (1 if self.keeps_gradients else 0) + (0 if self.on_host else 2)
-        training = [p for p in params if p in self._params]
-        return copies * sum(p.numel() * p.element_size() for p in training)
+        training = self.training()
+        return copies * sum(p.numel() * p.element_size() for p in params if p in training)
 
     def state_bytes(self) -> int:
         """Of Adam's states as torch has them: two of the parameter's type."""
-        return 2 * sum(p.numel() * p.element_size() for p in self._params)
+        return 2 * sum(p.numel() * p.element_size() for p in self.training())
 
     def host_state_bytes(self, moments: torch.dtype) -> int:
         """Of trainstream.optim's: moments, and what makes masters exact."""
-        return sum(bytes_needed(p, moments) for p in self._params)
+        return sum(bytes_needed(p, moments) for p in self.training())
 
 
 def activations_guess(device_bytes: int) -> int:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from trainstream import errors
+from trainstream._progress import Progress
 from trainstream.explicit import _blocks, _data_parallel, _managed, _needs
 from trainstream.explicit._block_pager import BlockPager
 from trainstream.explicit._events import EventLog
@@ -41,12 +42,15 @@ class Session:
         self._extension = state.extension
         self._min_storage = state.config.min_storage
         self._device = torch_device(options.device, state.device)
+        self._place = state.device
         self._budget = _budget_of(state, options.check_memory)
         self._needs = _needs.Needs(optimizer)
-        self._was_host = optimizer is not None and _convert.is_host(optimizer)
+        self._was_host = _convert.is_host(optimizer)
+        self._clip_norm, self._steps = _clipping_and_steps(options, optimizer)
         self._offload_settled = True
         self._hooks: list = []
         self._parallel: _data_parallel.DataParallel | None = None
+        self._scales: bool | None = None  # What the optimizer said before of GradScaler.
         self._peak_bytes = 0  # Of the measured steps.
         self.pager = BlockPager(_blocks.find(model, options.blocks), self._extension, self._needs)
 
@@ -89,7 +93,8 @@ class Session:
     def _choose_optimizer(self, distributed: bool) -> None:
         """Where the optimizer's states are to be, at first."""
         options, optimizer = self._options, self.optimizer
-        if optimizer is None or options.offload is False:
+        self._needs.on_host = self._was_host
+        if optimizer is None or (options.offload is False and not self._was_host):
             return
         reason = _convert.why_not(optimizer)
         if reason and options.offload is True:
@@ -97,10 +102,10 @@ class Session:
         if reason:
             self.events.add("optimizer", f"stock: {reason}")
             return
-        early = options.accumulation_steps is not None and options.max_grad_norm is None
+        early = self._steps is not None and self._clip_norm is None
         self._needs.keeps_gradients = not early or distributed
         asked = options.offload is True or self._was_host
-        if asked or options.moment_dtype != "auto" or options.accumulation_steps is not None:
+        if asked or options.moment_dtype != "auto" or self._steps is not None:
             self._needs.on_host = True
             return
         self._offload_settled = False
@@ -120,7 +125,7 @@ class Session:
         """Device bytes outside the blocks, without what a step makes."""
         model = self._model()
         every = [*model.parameters(), *model.buffers()]
-        weights = _blocks.storage_bytes(t for t in every if torch._C._has_storage(t))
+        weights = _blocks.storage_bytes(_with_storage(every))
         whole = weights + self._needs.beside_bytes(model.parameters())
         return max(0, whole - sum(self.pager.block_bytes))
 
@@ -160,8 +165,11 @@ class Session:
         )
         return paged
 
-    def _make_planner(self, fixed_bytes: int) -> MemoryPlanner:
-        return MemoryPlanner(self._budget, self.pager.block_bytes, fixed_bytes, self._room_bytes())
+    def _make_planner(self, fixed_bytes: int, check_memory: bool = True) -> MemoryPlanner:
+        budget = self._budget
+        if not check_memory:
+            budget = Budget(budget.device_bytes, budget.host_bytes, check_memory=False)
+        return MemoryPlanner(budget, self.pager.block_bytes, fixed_bytes, self._room_bytes())
 
     def _check_memory(self, paged: list[int]) -> str:
         """The moments' type. Raises BudgetError where something does not fit."""
@@ -186,19 +194,22 @@ class Session:
     def _move(self, paged: list[int]) -> None:
         """Outside first, then block by block, each paged before the next comes."""
         self._extension.set_paged_room(self._room_bytes())
-        model = self._model()
-        moved_bytes = self._move_tensors(t for t in _with_gradients(self._outside()))
-        for index, block in enumerate(self.pager.blocks):
-            moved_bytes += self._move_tensors(_with_gradients(block.tensors))
-            if index in paged:
-                self.pager.page(index)
-        if not self._needs.on_host and self.optimizer is not None:
-            states = [s for p in model.parameters() for s in self._needs.states(p)]
-            moved_bytes += self._move_tensors(states)
-            self.pager.note_states()
+        states = []
+        if not self._needs.on_host:
+            states = [s for p in self._model().parameters() for s in self._needs.states(p)]
+        pieces = [self._outside(), *(block.tensors for block in self.pager.blocks), states]
+        total_bytes = sum(_blocks.storage_bytes(_with_storage(piece)) for piece in pieces)
+        moved_bytes = 0
+        with Progress("moving the model", total_bytes) as progress:
+            for index, piece in enumerate(pieces):
+                moved_bytes += self._move_tensors(_with_gradients(piece))
+                progress.add(_blocks.storage_bytes(_with_storage(piece)))
+                if index - 1 in paged:
+                    self.pager.page(index - 1)
+        self.pager.note_states()
         self._extension.set_paged_room(self._room_bytes())  # Now that there is a pager.
         if moved_bytes:
-            self.events.add("moved", f"the model is on {self._device}", bytes=moved_bytes)
+            self.events.add("moved", f"to {self._place}", bytes=moved_bytes)
 
     def _outside(self) -> list[torch.Tensor]:
         model = self._model()
@@ -209,15 +220,14 @@ class Session:
         return _managed.move(tensors, self._device, self._extension, self._min_storage)
 
     def _to_host(self, moments: str) -> None:
-        options = self._options
-        early = options.accumulation_steps if not self._needs.keeps_gradients else None
+        early = None if self._needs.keeps_gradients else self._steps
         _convert.to_host(
             self.optimizer,
             moments=moments,
-            max_grad_norm=options.max_grad_norm,
+            max_grad_norm=self._clip_norm,
             accumulation_steps=early,
         )
-        if options.accumulation_steps is not None and early is None:
+        if self._steps is not None and early is None:
             self.events.add(
                 "optimizer", "updates wait for step(): gradients are averaged or clipped first"
             )
@@ -235,6 +245,10 @@ class Session:
         model = self._model()
         parallel.broadcast([*model.parameters(), *model.buffers()])
         self._parallel = parallel
+        if self.optimizer is not None:
+            # Else a GradScaler would skip the step of a rank, and the others would wait for it.
+            self._scales = getattr(self.optimizer, "_step_supports_amp_scaling", None)
+            self.optimizer._step_supports_amp_scaling = True
         where = "on the device" if parallel.on_device else "in host memory"
         self.events.add("distributed", f"gradients are averaged {where}", ranks=parallel.world_size)
 
@@ -254,6 +268,8 @@ class Session:
     def _before_step(self, optimizer, args, kwargs):
         if self._parallel is None and not self._clips():
             return None
+        if self._parallel is not None and getattr(optimizer, "found_inf", None) is not None:
+            raise errors.scaler_with_ranks()
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
             self._finish_gradients()
@@ -267,14 +283,14 @@ class Session:
         return (optimizer,), {**kwargs, "closure": closure_and_more}
 
     def _clips(self) -> bool:
-        return self._options.max_grad_norm is not None and not self._needs.on_host
+        return self._clip_norm is not None and not self._needs.on_host
 
     def _finish_gradients(self) -> None:
         params = [p for group in self.optimizer.param_groups for p in group["params"]]
         if self._parallel is not None:
             self._parallel.average(params)
         if self._clips():
-            nn.utils.clip_grad_norm_(params, self._options.max_grad_norm)
+            nn.utils.clip_grad_norm_(params, self._clip_norm)
 
     def _after_step(self, optimizer, args, kwargs) -> None:
         self.events.step += 1
@@ -328,10 +344,8 @@ class Session:
             self._move_states_to_host()
             self.events.add("optimizer", "in host memory: not all fits", **numbers)
         else:
-            where = (
-                "in host memory: not all would fit" if self._needs.on_host else "stock: all fits"
-            )
-            self.events.add("optimizer", f"{where}; settled", **numbers)
+            stays = "stock: all fits" if fits else "in host memory: not all would fit"
+            self.events.add("optimizer", f"{stays}; settled", **numbers)
 
     def _move_states_to_host(self) -> None:
         host_bytes = self._budget.host_bytes
@@ -349,9 +363,8 @@ class Session:
         paged = self.pager.paged
         sizes = self.pager.block_bytes
         resident = sum(size for i, size in enumerate(sizes) if i not in paged)
-        self.planner = self._make_planner(
-            min(self._fixed_bytes(), max(0, self._peak_bytes - resident))
-        )
+        fixed = min(self._fixed_bytes(), max(0, self._peak_bytes - resident))
+        self.planner = self._make_planner(fixed, check_memory=False)  # Too late to refuse a run.
         self._extension.set_paged_room(self._room_bytes())
 
     # --- The end ---
@@ -369,8 +382,26 @@ class Session:
         every = [*_with_gradients([*model.parameters(), *model.buffers()])]
         every += [s for p in model.parameters() for s in self._needs.states(p)]
         self.pager.bring_in(every)
+        if self._parallel is not None and self.optimizer is not None:
+            self.optimizer._step_supports_amp_scaling = self._scales
+            if self._scales is None:
+                del self.optimizer._step_supports_amp_scaling
         self._parallel = None
         self.events.add("unwrapped", "everything is on the device, as far as there is room")
+
+
+def _clipping_and_steps(options: Options, optimizer) -> tuple[float | None, int | None]:
+    """What was asked for here; else what an optimizer of trainstream.optim has already."""
+    settings = optimizer._settings if _convert.is_host(optimizer) else {}
+    norm, steps = options.max_grad_norm, options.accumulation_steps
+    return (
+        settings.get("max_grad_norm") if norm is None else norm,
+        settings.get("accumulation_steps") if steps is None else steps,
+    )
+
+
+def _with_storage(tensors) -> list[torch.Tensor]:
+    return [t for t in tensors if torch._C._has_storage(t)]
 
 
 def _with_gradients(tensors) -> list[torch.Tensor]:

@@ -64,8 +64,10 @@ def _become_host(optimizer, moments, max_grad_norm, accumulation_steps) -> None:
     kept = dict(vars(optimizer))
     optimizer._set_up("auto", moments, max_grad_norm, accumulation_steps, seed=0)
     if "_slots" in kept:  # It was ours: its masters are worth more than its weights.
-        optimizer._slots, optimizer._moment_dtype = kept["_slots"], kept["_moment_dtype"]
+        optimizer._slots = kept["_slots"]
         optimizer._settings |= {name: kept["_settings"][name] for name in ("engine", "seed")}
+        if optimizer._slots or moments == "auto":
+            optimizer._moment_dtype = kept["_moment_dtype"]
     optimizer._patch_step_function()
     _rebind_step(optimizer)
     with torch.no_grad():
@@ -101,7 +103,7 @@ def to_stock(optimizer, *, fused: bool = False) -> None:
 
 
 def _settle_fused(optimizer, fused: bool) -> None:
-    """A fused step has its counters beside the weights, and takes gradients as GradScaler has them."""
+    """A fused step has its counters beside the weights, and takes scaled gradients."""
     for group in optimizer.param_groups:
         if fused and group.get("fused") is None and not group.get("foreach"):
             group["fused"], group["foreach"] = True, False
