@@ -493,6 +493,56 @@ def test_ranks_over_gloo_equal_one_process_with_the_joined_batch(tmp_path, world
     run_real(tmp_path, f"WORLD, CLIP = {world}, {clip}\nimport trainstream.optim\n{RANKS}", None)
 
 
+def test_a_group_of_one_rank_a_closure_and_an_optimizer_of_ours_change_no_bit(tmp_path):
+    """Averages over one rank are copies there and back; what an optimizer had it keeps."""
+    script = (
+        STACK
+        + """
+import tempfile
+import torch.distributed as dist
+path = tempfile.mktemp()
+dist.init_process_group("gloo", init_method=f"file://{path}", rank=0, world_size=1)
+results = []
+for distributed in ("auto", True):
+    model, _ = make()
+    optimizer = trainstream.optim.AdamW(model.parameters(), lr=1e-3, max_grad_norm=0.1)
+    keys = {"vram": "160MiB", "param_offload": [1, 4], "distributed": distributed}
+    trainstream.wrap(model, optimizer, "sim", **keys)
+    on = [e.why for e in trainstream.session(model).events if e.what == "distributed"]
+    assert on[0].startswith("off" if distributed == "auto" else "gradients are averaged in host")
+    losses = []
+    for step in range(5):
+        def closure():
+            optimizer.zero_grad()
+            x, y = batch(step)
+            loss = (model(x) - y).square().mean()
+            loss.backward()
+            return loss
+        losses.append(optimizer.step(closure).item() if step % 2 else
+                      train_step(model, optimizer, step))
+        assert optimizer.grad_norm > 0
+    trainstream.unwrap(model)
+    assert type(optimizer) is trainstream.optim.AdamW  # As it came.
+    results.append((losses, weights(model)))
+assert results[0][0] == results[1][0]
+assert all(a.equal(b) for a, b in zip(results[0][1], results[1][1]))
+
+model, optimizer = make()
+trainstream.wrap(model, optimizer, "sim", offload=True, distributed=True)
+scaler = torch.amp.GradScaler("cpu")
+scaler.scale(model(batch(0)[0]).square().mean()).backward()
+try:
+    scaler.step(optimizer)
+except RuntimeError as error:
+    print("GradScaler cannot be used" in str(error))
+trainstream.unwrap(model)
+print(hasattr(optimizer, "_step_supports_amp_scaling"))
+"""
+    )
+    script = "import trainstream.optim\n" + script
+    assert run_real(tmp_path, script, None).stdout == "True\nFalse\n"
+
+
 def test_unwrap_leaves_plain_torch_with_all_that_was_learned(tmp_path):
     """A scheduler made before wrap() goes on, and training after unwrap() goes on as stock's."""
     script = (

@@ -79,6 +79,7 @@ def test_refusals_that_need_a_device_change_nothing(tmp_path):
     attempt(model, adam(), param_offload=True, blocks=[])
     attempt(model, adam(), param_offload=False, offload=True)
     attempt(model, adam(), distributed=True)
+    vars(trainstream).pop("spill_activations", None)  # As in a version that has none.
     attempt(model, adam(), activation_offload=True, param_offload=True, offload=True)
     attempt(model, adam(), vram="9MiB")
     model, optimizer = trainstream.wrap(model, adam(), offload=True, param_offload=True)
@@ -102,7 +103,7 @@ def test_refusals_that_need_a_device_change_nothing(tmp_path):
         "ValueError: no blocks were found to page",
         "BudgetError: trainstream: the run cannot fit: device memory must hold 10.99 MiB at once",
         "TrainstreamError: distributed=True, but there is no process group",
-        "TrainstreamError: activation_offload=True needs trainstream.spill_activations",
+        "TrainstreamError: activation_offload=1.0 needs trainstream.spill_activations",
         "TrainstreamError: already switched on with vram:8388608",
         "this model is wrapped already",
     ]
@@ -110,6 +111,36 @@ def test_refusals_that_need_a_device_change_nothing(tmp_path):
         assert line.startswith(beginning), lines
     assert len(lines) == len(expected) + 4
     assert all("for the index of a block" in line for line in lines[-4:])
+
+
+def test_activations_are_spilled_around_each_forward_and_no_longer_after_unwrap(tmp_path):
+    script = """
+    import contextlib, copy, pickle
+    from torch import nn
+    log = []
+
+    @contextlib.contextmanager
+    def spill_activations(share):
+        log.append(share)
+        try:
+            yield
+        finally:
+            log.append("out")
+
+    trainstream.spill_activations = spill_activations
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    trainstream.wrap(model, None, "sim", activation_offload=0.5)
+    model(torch.ones(2, 8)).sum().backward()
+    try:
+        model(torch.ones(2, 9))
+    except RuntimeError:
+        log.append("raised")
+    pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    trainstream.unwrap(model)
+    model(torch.ones(2, 8))
+    print(log)
+    """
+    assert run_real(tmp_path, script, None).stdout == "[0.5, 'out', 0.5, 'out', 'raised']\n"
 
 
 class Layer(nn.Module):

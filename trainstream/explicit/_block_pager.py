@@ -142,10 +142,11 @@ class BlockPager:
         return [state for param in block.params for state in self._needs.states(param)]
 
     def _watch_gradients(self, block: Block) -> list:
-        page = self._extension.page
+        page, needs = self._extension.page, self._needs
 
         def made(param: torch.Tensor) -> None:
-            if param.grad is not None:  # An early update may have taken it.
+            # Early updates take them, before or after this.
+            if param.grad is not None and needs.keeps_gradients:
                 page([param.grad])
 
         training = [p for p in block.params if p.requires_grad]

@@ -28,7 +28,9 @@ class DataParallel:
 
     def __init__(self, device: torch.device, extension):
         self.world_size = dist.get_world_size()
-        self.on_device = device.type == "cuda" and "nccl" in str(dist.get_backend())
+        # Groups made without a backend have one for each kind of device.
+        backends = f"{dist.get_backend()} {dist.get_backend_config()}"
+        self.on_device = device.type == "cuda" and "nccl" in backends
         budget_bytes = extension.stats()["budget_bytes"]
         size_bytes = min(_BUFFER_BYTES_MAX, max(budget_bytes // _BUFFER_PART, 2**16))
         self._buffer = torch.empty(size_bytes // 8, dtype=torch.float64, device=device)
@@ -139,4 +141,5 @@ def wanted(distributed: object) -> str:
         if distributed is True:
             raise errors.no_process_group()
         return "there is no process group"
-    return "the process group has one rank" if dist.get_world_size() == 1 else ""
+    alone = dist.get_world_size() == 1 and distributed == "auto"
+    return "the process group has one rank" if alone else ""

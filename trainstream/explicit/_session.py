@@ -11,6 +11,7 @@ from trainstream.explicit import _blocks, _data_parallel, _managed, _needs
 from trainstream.explicit._block_pager import BlockPager
 from trainstream.explicit._events import EventLog
 from trainstream.explicit._options import Options, torch_device
+from trainstream.explicit._spilling import Spilling
 from trainstream.optim import _convert
 from trainstream.planner import Budget, MemoryPlanner
 
@@ -63,6 +64,8 @@ class Session:
             BudgetError: It does not fit. ValueError: An option does not fit the model.
         """
         serial = self._why_serial()
+        share = self._options.activation_offload
+        spilling = None if share in ("auto", False) else Spilling(float(share))
         self._choose_optimizer(distributed=not serial)
         paged = self._choose_paged()
         moments = self._check_memory(paged)
@@ -70,7 +73,8 @@ class Session:
         if self.optimizer is not None and self._needs.on_host:
             self._to_host(moments)
         self._start_parallel(serial)
-        self._start_spilling()
+        if spilling is not None:
+            self._hooks += spilling.watch(self._model())
         if self.optimizer is not None:
             self._hooks += [
                 self.optimizer.register_step_pre_hook(self._before_step),
@@ -252,17 +256,6 @@ class Session:
         where = "on the device" if parallel.on_device else "in host memory"
         self.events.add("distributed", f"gradients are averaged {where}", ranks=parallel.world_size)
 
-    def _start_spilling(self) -> None:
-        share = self._options.activation_offload
-        if share in ("auto", False):
-            return
-        import trainstream
-
-        spill = getattr(trainstream, "spill_activations", None)
-        if spill is None:
-            raise errors.no_spilling(share)
-        self._hooks += _around_forward(self._model(), lambda: spill(share=float(share)))
-
     # --- Each step ---
 
     def _before_step(self, optimizer, args, kwargs):
@@ -314,7 +307,7 @@ class Session:
             return
         paged = self.planner.refine(peak_bytes, before)
         numbers = {"peak": peak_bytes, "pressed": pressed_bytes, "paged": paged}
-        if was_done:
+        if was_done and paged != before:
             more = len(paged) - len(before)
             self.events.add("watchdog", f"a step grew: {more} more blocks are paged", **numbers)
         elif paged != before:
@@ -417,22 +410,3 @@ def _budget_of(state, check_memory: bool) -> Budget:
     left_bytes = stats.get("host_limit_bytes", 0) - stats.get("host_in_use_bytes", 0)
     ram = left_bytes if left_bytes > 0 else state.config.ram
     return Budget(vram=vram, ram=ram, check_memory=check_memory)
-
-
-def _around_forward(model: nn.Module, make_context) -> list:
-    """Hooks that are inside a context while the model's forward is."""
-    entered = []
-
-    def before(module, args):
-        context = make_context()
-        context.__enter__()
-        entered.append(context)
-
-    def after(module, args, output):
-        if entered:
-            entered.pop().__exit__(None, None, None)
-
-    return [
-        model.register_forward_pre_hook(before),
-        model.register_forward_hook(after, always_call=True),
-    ]
