@@ -26,6 +26,7 @@ def small(optimizer=torch.optim.AdamW):
         ({"offload": "yes"}, "for offload; allowed: auto, True, False"),
         ({"offload": 1}, "for offload"),
         ({"moment_dtype": "float16"}, "for moment_dtype; allowed: auto, float32, bfloat16"),
+        ({"distributed": "yes"}, "for distributed; allowed: auto, True, False"),
         ({"max_grad_norm": 0}, "for max_grad_norm"),
         ({"max_grad_norm": True}, "for max_grad_norm"),
         ({"accumulation_steps": 1.5}, "for accumulation_steps; allowed: None or 1, 2"),

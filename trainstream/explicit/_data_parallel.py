@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from trainstream import errors
 
@@ -126,20 +127,27 @@ class DataParallel:
         return torch.tensor([int(value) for value in values], dtype=torch.int64, device=device)
 
 
-def wanted(distributed: object) -> str:
-    """Why there is no averaging; "" where there is.
+def why_serial(model: nn.Module, distributed: object) -> str:
+    """Why nothing is to be averaged; "" where it is.
+
+    Args:
+        distributed: As wrap() takes it.
 
     Raises:
-        ValueError: `distributed` is neither "auto" nor a bool.
-        TrainstreamError: It is True and there is no process group.
+        TrainstreamError: `distributed` is True and there is no process group.
     """
-    if distributed not in ("auto", True, False):
-        raise errors.bad_argument("distributed", distributed, "auto, True, False")
     if distributed is False:
         return "distributed=False"
     if not dist.is_available() or not dist.is_initialized():
         if distributed is True:
             raise errors.no_process_group()
         return "there is no process group"
-    alone = dist.get_world_size() == 1 and distributed == "auto"
-    return "the process group has one rank" if alone else ""
+    if dist.get_world_size() == 1 and distributed == "auto":
+        return "the process group has one rank"
+    kind = type(model).__name__
+    if kind in ("DistributedDataParallel", "FullyShardedDataParallel"):
+        return f"{kind} exchanges gradients itself"
+    plain = torch.Tensor.__torch_dispatch__
+    if any(type(p).__torch_dispatch__ is not plain for p in model.parameters()):
+        return "the parameters are sharded already"
+    return ""

@@ -33,6 +33,7 @@ class Options:
     def check(self) -> None:
         """Raises ValueError for what no model and no machine could make right."""
         _check_choice("offload", self.offload, ("auto", True, False))
+        _check_choice("distributed", self.distributed, ("auto", True, False))
         _check_choice("moment_dtype", self.moment_dtype, _MOMENTS)
         _check_number("max_grad_norm", self.max_grad_norm, whole=False)
         _check_number("accumulation_steps", self.accumulation_steps, whole=True)

@@ -10,6 +10,7 @@ from trainstream._progress import Progress
 from trainstream.explicit import _blocks, _data_parallel, _managed, _needs
 from trainstream.explicit._block_pager import BlockPager
 from trainstream.explicit._events import EventLog
+from trainstream.explicit._gradients import Gradients
 from trainstream.explicit._options import Options, torch_device
 from trainstream.explicit._spilling import Spilling
 from trainstream.optim import _convert
@@ -50,8 +51,7 @@ class Session:
         self._clip_norm, self._steps = _clipping_and_steps(options, optimizer)
         self._offload_settled = True
         self._hooks: list = []
-        self._parallel: _data_parallel.DataParallel | None = None
-        self._scales: bool | None = None  # What the optimizer said before of GradScaler.
+        self._gradients = Gradients(optimizer, self._clip_norm)
         self._peak_bytes = 0  # Of the measured steps.
         self.pager = BlockPager(_blocks.find(model, options.blocks), self._extension, self._needs)
 
@@ -63,7 +63,7 @@ class Session:
         Raises:
             BudgetError: It does not fit. ValueError: An option does not fit the model.
         """
-        serial = self._why_serial()
+        serial = _data_parallel.why_serial(self._model(), self._options.distributed)
         share = self._options.activation_offload
         spilling = None if share in ("auto", False) else Spilling(float(share))
         self._choose_optimizer(distributed=not serial)
@@ -72,27 +72,12 @@ class Session:
         self._move(paged)
         if self.optimizer is not None and self._needs.on_host:
             self._to_host(moments)
-        self._start_parallel(serial)
+        self._start_gradients(serial)
         if spilling is not None:
             self._hooks += spilling.watch(self._model())
         if self.optimizer is not None:
-            self._hooks += [
-                self.optimizer.register_step_pre_hook(self._before_step),
-                self.optimizer.register_step_post_hook(self._after_step),
-            ]
+            self._hooks.append(self.optimizer.register_step_post_hook(self._after_step))
         self._extension.take_peak()
-
-    def _why_serial(self) -> str:
-        reason = _data_parallel.wanted(self._options.distributed)
-        model = self._model()
-        kind = type(model).__name__
-        if not reason and kind in ("DistributedDataParallel", "FullyShardedDataParallel"):
-            return f"{kind} exchanges gradients itself"
-        sharded = any(
-            type(p).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-            for p in model.parameters()
-        )
-        return "the parameters are sharded already" if not reason and sharded else reason
 
     def _choose_optimizer(self, distributed: bool) -> None:
         """Where the optimizer's states are to be, at first."""
@@ -241,56 +226,29 @@ class Session:
             host=self._budget.host_bytes,
         )
 
-    def _start_parallel(self, serial: str) -> None:
+    def _start_gradients(self, serial: str) -> None:
+        """`serial`: why they are not averaged over ranks; "" where they are."""
         if serial:
             self.events.add("distributed", f"off: {serial}")
-            return
-        parallel = _data_parallel.DataParallel(self._device, self._extension)
-        model = self._model()
-        parallel.broadcast([*model.parameters(), *model.buffers()])
-        self._parallel = parallel
+        else:
+            parallel = _data_parallel.DataParallel(self._device, self._extension)
+            model = self._model()
+            parallel.broadcast([*model.parameters(), *model.buffers()])
+            self._gradients.parallel = parallel
+            where = "on the device" if parallel.on_device else "in host memory"
+            ranks = parallel.world_size
+            self.events.add("distributed", f"gradients are averaged {where}", ranks=ranks)
         if self.optimizer is not None:
-            # Else a GradScaler would skip the step of a rank, and the others would wait for it.
-            self._scales = getattr(self.optimizer, "_step_supports_amp_scaling", None)
-            self.optimizer._step_supports_amp_scaling = True
-        where = "on the device" if parallel.on_device else "in host memory"
-        self.events.add("distributed", f"gradients are averaged {where}", ranks=parallel.world_size)
+            self._hooks.append(self._gradients.watch())
 
     # --- Each step ---
-
-    def _before_step(self, optimizer, args, kwargs):
-        if self._parallel is None and not self._clips():
-            return None
-        if self._parallel is not None and getattr(optimizer, "found_inf", None) is not None:
-            raise errors.scaler_with_ranks()
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if closure is None:
-            self._finish_gradients()
-            return None
-
-        def closure_and_more():
-            loss = closure()
-            self._finish_gradients()
-            return loss
-
-        return (optimizer,), {**kwargs, "closure": closure_and_more}
-
-    def _clips(self) -> bool:
-        return self._clip_norm is not None and not self._needs.on_host
-
-    def _finish_gradients(self) -> None:
-        params = [p for group in self.optimizer.param_groups for p in group["params"]]
-        if self._parallel is not None:
-            self._parallel.average(params)
-        if self._clips():
-            nn.utils.clip_grad_norm_(params, self._clip_norm)
 
     def _after_step(self, optimizer, args, kwargs) -> None:
         self.events.step += 1
         peak_bytes, pressed_bytes = self._extension.take_peak()
         self.pager.note_states()
-        if self.events.step == 1:
-            return  # It made the states, and ended before they took part.
+        if self.events.step == 1 or self._model() is None:
+            return  # The first made the states, and ended before they took part.
         if pressed_bytes:  # More was needed than there was.
             peak_bytes = max(peak_bytes, self._budget.device_bytes)
         self._peak_bytes = max(self._peak_bytes, peak_bytes)
@@ -341,10 +299,8 @@ class Session:
             self.events.add("optimizer", f"{stays}; settled", **numbers)
 
     def _move_states_to_host(self) -> None:
-        host_bytes = self._budget.host_bytes
-        moments = _needs.choose_moments(
-            "auto", self._needs, self.pager.bytes_paged, host_bytes, check=False
-        )
+        paged_bytes, host_bytes = self.pager.bytes_paged, self._budget.host_bytes
+        moments = _needs.choose_moments("auto", self._needs, paged_bytes, host_bytes, check=False)
         self._needs.on_host = True
         self._to_host(moments)
         self._replan()
@@ -375,11 +331,6 @@ class Session:
         every = [*_with_gradients([*model.parameters(), *model.buffers()])]
         every += [s for p in model.parameters() for s in self._needs.states(p)]
         self.pager.bring_in(every)
-        if self._parallel is not None and self.optimizer is not None:
-            self.optimizer._step_supports_amp_scaling = self._scales
-            if self._scales is None:
-                del self.optimizer._step_supports_amp_scaling
-        self._parallel = None
         self.events.add("unwrapped", "everything is on the device, as far as there is room")
 
 
