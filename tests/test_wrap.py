@@ -3,6 +3,8 @@
 Every script runs in a process of its own, which wrap() itself switches on where `conf` is None.
 """
 
+import pathlib
+
 import pytest
 from real_runner import needs_extension, run_real
 
@@ -295,6 +297,36 @@ def test_frozen_weights_have_a_host_copy_while_paged_and_none_while_resident(tmp
             "trainstream.enable(device='sim', vram='256MiB')\nfrom trainstream import _C\n"
             "model, optimizer, session = compare",
         )
+    )
+    run_real(tmp_path, script, None)
+
+
+def test_peft_on_a_qwen2_shape_equals_stock(tmp_path):
+    """Where peft is installed: its LoRA on tied embeddings, with and without autocast."""
+    peft = pytest.importorskip("peft")
+    script = (
+        AGAINST_STOCK
+        + f"sys.path.append({str(pathlib.Path(peft.__file__).parents[1])!r})"
+        + """
+from peft import LoraConfig, get_peft_model
+from transformers import Qwen2Config, Qwen2ForCausalLM
+config = Qwen2Config(
+    hidden_size=512, intermediate_size=1024, num_hidden_layers=3, num_attention_heads=8,
+    num_key_value_heads=2, vocab_size=1000, use_cache=False, tie_word_embeddings=True)
+lora = LoraConfig(r=8, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False)
+
+def loss_of(model, step):
+    x = torch.randint(0, 1000, (2, 32), generator=torch.Generator().manual_seed(step))
+    with torch.autocast("cpu", torch.bfloat16, enabled=CAST):
+        return model(input_ids=x, labels=x).loss
+
+for CAST in (False, True):
+    model, optimizer, session = compare(
+        lambda: get_peft_model(Qwen2ForCausalLM(config), lora), loss_of)
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    assert len(session.pager) == 3 and len(frozen) > 30
+    assert all(p.grad is None and p not in optimizer._slots for p in frozen)
+"""
     )
     run_real(tmp_path, script, None)
 

@@ -114,6 +114,35 @@ def test_refusals_that_need_a_device_change_nothing(tmp_path):
     assert all("for the index of a block" in line for line in lines[-4:])
 
 
+def test_memory_made_before_is_taken_over_as_it_was_shared(tmp_path):
+    """Two weights in one flat memory, one of another order, gradients and a buffer."""
+    script = """
+    from torch import nn
+    model = nn.ModuleDict({"a": nn.Linear(600, 600), "b": nn.Linear(600, 600)})
+    flat = torch.randn(2 * 600 * 600 + 7)
+    model["a"].weight.data = flat[7:7 + 600 * 600].view(600, 600)
+    model["b"].weight.data = flat[7 + 600 * 600:].view(600, 600).t()
+    model["conv"] = nn.Conv2d(256, 256, 3).to(memory_format=torch.channels_last)
+    model.register_buffer("mean", torch.randn(300000))
+    model["a"].weight.grad = torch.randn(600, 600)
+    before = [(digest(t), t.stride(), id(t)) for t in model.state_dict(keep_vars=True).values()]
+    grad = digest(model["a"].weight.grad)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    trainstream.wrap(model, optimizer, "sim", vram="64MiB")
+    from trainstream import _C
+    tensors = model.state_dict(keep_vars=True)
+    assert [(digest(t), t.stride(), id(t)) for t in tensors.values()] == before
+    assert digest(model["a"].weight.grad) == grad and _C.is_managed(model["a"].weight.grad)
+    large = [t for t in tensors.values() if t.numel() * 4 >= 2**20]
+    assert len(large) == 4 and all(map(_C.is_managed, large))
+    shared = [model[n].weight.untyped_storage()._cdata for n in "ab"]
+    assert shared[0] == shared[1] and not _C.is_managed(flat)
+    moved = [e for e in trainstream.session(model).events if e.what == "moved"]
+    print(moved[0].numbers["bytes"] == 4 * (flat.numel() + 300000 + 256 * 256 * 9 + 600 * 600))
+    """
+    assert run_real(tmp_path, script, None).stdout == "True\n"
+
+
 def test_activations_are_spilled_around_each_forward_and_no_longer_after_unwrap(tmp_path):
     script = """
     import contextlib, copy, pickle
