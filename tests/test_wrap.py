@@ -147,7 +147,7 @@ print(counts, file=sys.stderr)
 print(*session.events, sep="\\n", file=sys.stderr)
 if VRAM == "450MiB":
     settled = counts[14]
-    assert counts[0] > settled > 0 and len(set(counts[3:14])) >= 1
+    assert counts[0] > settled > 0
     assert counts[-1] == settled + 1, counts
     assert [e.what for e in session.events].count("watchdog") == 1
     assert "settled" in [e.what for e in session.events]
@@ -194,33 +194,33 @@ def test_refuses_where_host_ram_is_short_and_takes_bf16_moments_where_only_they_
 
 
 # Models that are wrapped in one way or another, each against stock: `build()` gives the model,
-# `run(model, optimizer, step)` a step's loss.
+# `loss_of(model, step)` a step's loss. Torch's fused step on the CPU has the host engine's
+# arithmetic, so nothing may differ.
 AGAINST_STOCK = """
-import contextlib
 import torch.nn.functional as F
 from torch import nn
 
-def compare(build, step_of, *, steps=6, exact=False, check=None, **keys):
+def compare(build, loss_of, *, steps=6, **keys):
     results = []
     for wrapped in (False, True):
         torch.manual_seed(3)
         model = build()
-        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=1e-3, fused=True)
         if wrapped:
             keys = {"vram": "256MiB", "offload": True, "param_offload": True, **keys}
             trainstream.wrap(model, optimizer, "sim", **keys)
         losses = []
         for step in range(steps):
-            loss = step_of(model, step)
+            loss = loss_of(model, step)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())
         results.append((losses, [p.detach().clone() for p in model.parameters()]))
     (stock, stock_weights), (ours, our_weights) = results
-    assert max(abs(a - b) for a, b in zip(stock, ours)) < 1e-4, (stock, ours)
-    worst = max((a - b).abs().max().item() for a, b in zip(stock_weights, our_weights))
-    assert worst < 2e-4, worst
+    assert stock == ours
+    assert all(a.equal(b) for a, b in zip(stock_weights, our_weights))
     session = trainstream.session(model)
     assert stats()["evicted_bytes"] > 0 and len(session.pager.paged) > 0
     return model, optimizer, session
@@ -263,11 +263,11 @@ from trainstream.optim import _convert
 def build():
     return Trunk()
 
-def step_of(model, step):
+def loss_of(model, step):
     loss = model(rows(step)).square().mean()
     return loss
 
-model, optimizer, session = compare(build, step_of)
+model, optimizer, session = compare(build, loss_of)
 frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
 big = [p for p in frozen.values() if p.numel() >= 2**18]
 assert len(big) == 8
@@ -282,7 +282,7 @@ for i in range(4):
     session.pager.unpage(i)
 moved = stats()["dropped_bytes"] + stats()["evicted_bytes"]
 assert not any(copies()[owner(p)] for p in big) and not any(map(is_cold, big))
-step_of(model, 9).backward()
+loss_of(model, 9).backward()
 assert stats()["dropped_bytes"] + stats()["evicted_bytes"] == moved
 """
 
@@ -361,28 +361,28 @@ def casts():
     # Storages of 1 MiB and more that are half as large as a weight: a cast copy, whoever keeps it.
     return sum(size == 2 * 512 * 1024 for _, size, *_ in _C.storages())
 
-def step_of(model, step):
+def loss_of(model, step):
     model.alive.clear()
     with torch.autocast("cpu", torch.bfloat16):
         return model(rows(step)).float().square().mean()
 
 trainstream.enable(device="sim", vram="256MiB")
 from trainstream import _C
-model, optimizer, session = compare(Trunk, step_of)
+model, optimizer, session = compare(Trunk, loss_of)
 assert model.alive == [0] * 4, model.alive
 for i in range(4):
     session.pager.unpage(i)
-step_of(model, 0).backward()
+loss_of(model, 0).backward()
 assert model.alive == [2, 4, 6, 8], model.alive  # So the count counts something.
 session.pager.page(1)
-step_of(model, 0).backward()
-assert model.alive == [2, 0 + 2, 4, 6] or model.alive == [2, 2, 4, 6], model.alive
+loss_of(model, 0).backward()
+assert model.alive == [2, 2, 4, 6], model.alive
 
 # Hooks of the script's own get what is no cast, and checkpointing stays right.
 session.pager.page(0)
 seen = []
 with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t.dtype) or t, lambda t: t):
-    step_of(model, 0).backward()
+    loss_of(model, 0).backward()
 assert torch.bfloat16 in seen
 import copy, pickle
 pickle.loads(pickle.dumps(copy.deepcopy(model)))
@@ -430,7 +430,7 @@ def plain_step(model, step):
 
 model, optimizer, session = compare(sequential, plain_step)
 assert session.pager.names == ["0", "2", "4", "6"]
-model, optimizer, session = compare(sequential, plain_step, param_offload=0.5, max_grad_norm=None)
+model, optimizer, session = compare(sequential, plain_step, param_offload=0.5)
 assert session.pager.paged == [1, 3]
 model, optimizer, session = compare(sequential, plain_step, param_offload=[0, 3], prefetch_depth=0)
 assert session.pager.paged == [0, 3]
