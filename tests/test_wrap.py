@@ -69,7 +69,7 @@ patterns = {
         (pager.page if (step + i) % 2 else pager.unpage)(i) for i in range(6)],
 }
 model, optimizer = make()
-stock = [train_step(model, optimizer, step) for step in range(10)]
+stock = [train_step(model, optimizer, step) for step in range(8)]
 stock_weights = weights(model)
 results = {}
 trainstream.enable(device="sim", vram="160MiB")
@@ -82,7 +82,7 @@ for name, move in patterns.items():
     assert isinstance(optimizer, trainstream.optim.AdamW)
     session = trainstream.session(model)
     losses, seen = [], set()
-    for step in range(10):
+    for step in range(8):
         move(session.pager, step)
         seen.add(tuple(session.pager.paged))
         losses.append(train_step(model, optimizer, step))
@@ -131,9 +131,9 @@ session = trainstream.session(model)
 pager, planner = session.pager, session.planner
 assert pager.block_bytes == [50_000_000] * 8  # 25 MB of weights, 25 MB of gradients.
 counts = [len(pager.paged)]
-for step in range(16):
+for step in range(10):  # The first eight must do to settle.
     g = torch.Generator().manual_seed(step)
-    rows = 8 if step < 14 else 8 * 1200
+    rows = 8 if step < 8 else 8 * 1200
     x = torch.randn(rows, 2500, generator=g)
     loss = model(x).square().mean()
     loss.backward()
@@ -141,12 +141,12 @@ for step in range(16):
     optimizer.zero_grad()
     print(loss.item())
     counts.append(len(pager.paged))
-    if step == 13:
+    if step == 7:
         assert planner.done, [str(e) for e in session.events]
 print(counts, file=sys.stderr)
 print(*session.events, sep="\\n", file=sys.stderr)
 if VRAM == "450MiB":
-    settled = counts[14]
+    settled = counts[8]
     assert counts[0] > settled > 0
     assert counts[-1] == settled + 1, counts
     assert [e.what for e in session.events].count("watchdog") == 1
@@ -158,7 +158,7 @@ else:
 
 def test_capped_process_pages_by_measured_peaks_and_a_larger_batch_pages_one_more(tmp_path):
     runs = [run_real(tmp_path, f"VRAM = {v!r}\n{CAPPED}", None) for v in ("450MiB", "1GiB")]
-    assert runs[0].stdout == runs[1].stdout and len(runs[0].stdout.splitlines()) == 16
+    assert runs[0].stdout == runs[1].stdout and len(runs[0].stdout.splitlines()) == 10
 
 
 def test_refuses_where_host_ram_is_short_and_takes_bf16_moments_where_only_they_fit(tmp_path):
@@ -636,8 +636,8 @@ model, optimizer = make()
 trainstream.wrap(model, optimizer, "sim", vram=VRAM)
 session = trainstream.session(model)
 kinds = []
-for step in range(6):
-    train_step(model, optimizer, step, rows=32 if not GROW else 16 * 1024)
+for step in range(4):
+    train_step(model, optimizer, step)
     kinds.append(type(optimizer).__module__.split(".")[0])
 print(kinds)
 print(*session.events, sep="\\n", file=sys.stderr)
@@ -649,10 +649,10 @@ train_step(model, optimizer, 7)
     )
     stock, host = "torch", "trainstream"
     cases = [
-        ("512MiB", False, [stock] * 6),
-        ("128MiB", False, [host] * 2 + [stock] * 4),
-        ("72MiB", False, [host] * 6),
+        ("512MiB", [stock] * 4),
+        ("128MiB", [host] * 2 + [stock] * 2),
+        ("72MiB", [host] * 4),
     ]
-    for vram, grow, kinds in cases:
-        text = f"VRAM, GROW = {vram!r}, {grow}\nimport trainstream.optim\n{script}"
+    for vram, kinds in cases:
+        text = f"VRAM = {vram!r}\nimport trainstream.optim\n{script}"
         assert run_real(tmp_path, text, None).stdout == f"{kinds}\n", vram

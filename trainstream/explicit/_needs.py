@@ -40,18 +40,29 @@ class Needs:
         return [v for v in values if isinstance(v, torch.Tensor) and v.numel() > 1]
 
     def beside_bytes(self, params: Iterable[torch.Tensor]) -> int:
-        """Device bytes of gradients, while they are kept, and of states."""
-        copies = (1 if self.keeps_gradients else 0) + (0 if self.on_host else 2)
+        """Device bytes of gradients, while they are kept, and of states: two of the parameter's
+        type, which Adam will make; of other optimizers those that there are.
+        """
         training = self.training()
-        return copies * sum(p.numel() * p.element_size() for p in params if p in training)
+        training = [p for p in params if p in training]
+        gradients = _bytes_of(training) if self.keeps_gradients else 0
+        if self.on_host:
+            return gradients
+        if isinstance(self.optimizer, torch.optim.Adam):
+            return gradients + 2 * _bytes_of(training)
+        return gradients + _bytes_of(state for p in training for state in self.states(p))
 
     def state_bytes(self) -> int:
-        """Of Adam's states as torch has them: two of the parameter's type."""
-        return 2 * sum(p.numel() * p.element_size() for p in self.training())
+        """Of Adam's states as torch has them."""
+        return 2 * _bytes_of(self.training())
 
     def host_state_bytes(self, moments: torch.dtype) -> int:
         """Of trainstream.optim's: moments, and what makes masters exact."""
         return sum(bytes_needed(p, moments) for p in self.training())
+
+
+def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def activations_guess(device_bytes: int) -> int:
