@@ -24,6 +24,9 @@ __all__ = [
     "memory_stats",
     "pin",
     "profile_hardware",
+    "session",
+    "unwrap",
+    "wrap",
 ]
 
 
@@ -204,6 +207,129 @@ def report(*, as_dict: bool = False, measure: bool = True):
         known = step_report.measured_rates()
     made = step_report.make(known)
     return made if as_dict else step_report.as_text(made)
+
+
+def wrap(
+    model,
+    optimizer=None,
+    device="auto",
+    *,
+    vram=None,
+    ram=None,
+    offload="auto",
+    param_offload="auto",
+    activation_offload="auto",
+    moment_dtype="auto",
+    check_memory=True,
+    distributed="auto",
+    max_grad_norm=None,
+    accumulation_steps=None,
+    prefetch_depth=1,
+    blocks=None,
+):
+    """Prepares a model and its optimizer for training in less memory: the explicit way.
+
+        model, optimizer = trainstream.wrap(model, optimizer, vram="12GiB")
+        for batch in loader:            # as ever
+            loss = model(batch).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        print(*trainstream.session(model).events, sep="\\n")
+
+    Switches trainstream on where it is not, moves the model to the device, and tells the pager
+    which blocks (transformer layers) belong in host memory. Model and optimizer stay the objects
+    that they are, so schedulers made before go on.
+
+    Args:
+        model: A torch.nn.Module, on the CPU or the device.
+        optimizer: A torch.optim.Optimizer, or None for a model that is not trained. Default None.
+        device: "cuda", "cuda:1", "sim", or "auto": what is switched on, else the GPU. Default
+            "auto".
+        vram, ram: As for `enable`. Default None: what is switched on, else "auto".
+        offload: Whether Adam and AdamW become those of `trainstream.optim`, with states in host
+            memory. "auto": where not all is expected to fit; after two measured steps torch's
+            fused one if all fits, and host memory if not. The switch changes rounding, as the
+            two do; True and False never switch. Default "auto".
+        param_offload: Which blocks are paged: "auto" (by estimate, then by measured peaks), True
+            (all), False (none), a share of them as a float from 0.0 to 1.0, or their indices.
+            Default "auto".
+        activation_offload: Share of activations that are spilled: True (all), a float, "auto" and
+            False (what the pager finds coldest). Default "auto".
+        moment_dtype: "float32", "bfloat16" (stochastic rounding) or "auto": float32 where host
+            memory has room for them. Needs the optimizer in host memory. Default "auto".
+        check_memory: Refuse what cannot fit. False lets the run show it. Default True.
+        distributed: Data parallel: weights from rank 0, and gradients averaged over the default
+            process group before each step, over NCCL where it has that, else in host memory.
+            "auto": where the group has more than one rank, and the model does not do so itself. A
+            `clip_grad_norm_` of the script's would come too early (give max_grad_norm), and a
+            GradScaler is refused. Default "auto".
+        max_grad_norm: Clips the global norm of the gradients in step(). Default None.
+        accumulation_steps: Backward passes that make a step: lets updates run during the last one,
+            as `trainstream.optim.AdamW` has it. With clipping or several ranks, whose gradients
+            must be whole first, updates wait for step(). Default None.
+        prefetch_depth: Paged blocks that may be on the device on their way in or out, beside the
+            one in use; more hides slower links and takes room. Default 1.
+        blocks: The path of the module whose children are the blocks ("model.layers"), or a list of
+            their paths. Default None: the longest ModuleList (or Sequential) of one class.
+
+    Returns:
+        (model, optimizer), the same objects.
+
+    Raises:
+        BudgetError: A MemoryError: host RAM or device memory is too small; it has the arithmetic.
+        ConfigError, ValueError, TypeError: An argument is wrong; nothing was changed.
+        TrainstreamError: It cannot be switched on, or the model is wrapped already.
+    """
+    from trainstream.explicit import _wrapping
+    from trainstream.explicit._options import Options
+
+    options = Options(
+        device=device,
+        vram=vram,
+        ram=ram,
+        offload=offload,
+        param_offload=param_offload,
+        activation_offload=activation_offload,
+        moment_dtype=moment_dtype,
+        check_memory=check_memory,
+        distributed=distributed,
+        max_grad_norm=max_grad_norm,
+        accumulation_steps=accumulation_steps,
+        prefetch_depth=prefetch_depth,
+        blocks=blocks,
+    )
+    return _wrapping.wrap(model, optimizer, options)
+
+
+def unwrap(model):
+    """Undoes `wrap`: everything on the device, every hook gone, torch's own optimizer again.
+
+    The optimizer keeps its state, in the parameters' type as torch has it. Trainstream stays on in
+    this process, since memory that it manages lives on; while all fits it costs nothing.
+
+    Returns:
+        The model.
+
+    Raises:
+        TrainstreamError: It is not wrapped.
+    """
+    from trainstream.explicit import _wrapping
+
+    return _wrapping.unwrap(model)
+
+
+def session(model):
+    """What `wrap` set up for `model`: `.pager` (page(i), unpage(i), paged, block_bytes,
+    bytes_paged, stats), `.planner` (None where the caller chose the blocks), `.optimizer` and
+    `.events`.
+
+    Raises:
+        TrainstreamError: It is not wrapped.
+    """
+    from trainstream.explicit import _wrapping
+
+    return _wrapping.session(model)
 
 
 def __getattr__(name: str):

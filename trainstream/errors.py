@@ -253,6 +253,97 @@ def state_of_other_shape(name: str, saved: object, wanted: object) -> ValueError
     )
 
 
+def not_an_optimizer(value: object) -> TypeError:
+    return TypeError(
+        f"trainstream.wrap() takes a torch.optim.Optimizer or None, got {type(value).__name__}"
+    )
+
+
+def wrapped_already() -> TrainstreamError:
+    return TrainstreamError(
+        "this model is wrapped already; call trainstream.unwrap(model) before wrapping it anew"
+    )
+
+
+def not_wrapped(function: str) -> TrainstreamError:
+    return TrainstreamError(
+        f"trainstream.{function}(): this model is not wrapped; trainstream.wrap(model, optimizer) "
+        "returns the one to give here"
+    )
+
+
+def not_taken_over(reason: str) -> ValueError:
+    return ValueError(
+        f"the optimizer cannot be kept in host memory: {reason}; give offload=False, and "
+        "trainstream moves its states as it moves everything, or a torch.optim.AdamW"
+    )
+
+
+def needs_host_optimizer(option: str) -> ValueError:
+    return ValueError(
+        f"{option} is of the optimizer in host memory, which offload=False rules out; leave one of "
+        "them away"
+    )
+
+
+def no_blocks() -> ValueError:
+    return ValueError(
+        "no blocks were found to page: the model has no ModuleList or Sequential of layers with "
+        "parameters; name them, as in blocks='model.layers'"
+    )
+
+
+def no_spilling(value: object) -> TrainstreamError:
+    return TrainstreamError(
+        f"activation_offload={value!r} needs trainstream.spill_activations, which this version "
+        "does not have; with 'auto' the pager moves activations as it moves everything"
+    )
+
+
+def no_process_group() -> TrainstreamError:
+    return TrainstreamError(
+        "distributed=True, but there is no process group; call "
+        "torch.distributed.init_process_group() before, or give distributed='auto'"
+    )
+
+
+def ranks_differ(ours: list[int], least: list[int], most: list[int]) -> RuntimeError:
+    return RuntimeError(
+        f"the ranks' models differ: this one has {ours[0]} tensors of {ours[1]} elements, others "
+        f"have {least[0]} to {most[0]} of {least[1]} to {most[1]}; build the same model on each"
+    )
+
+
+def scaler_with_ranks() -> RuntimeError:
+    return RuntimeError(
+        "a GradScaler cannot be used where wrap() averages gradients over ranks: each rank would "
+        "scale by its own overflows; use bfloat16, or DistributedDataParallel with "
+        "distributed=False"
+    )
+
+
+def sparse_average() -> RuntimeError:
+    return RuntimeError(
+        "sparse gradients cannot be averaged over ranks; use sparse=False in their layer, or "
+        "distributed=False and an average of your own"
+    )
+
+
+def weight_changed_before_backward(shape: tuple) -> RuntimeError:
+    return RuntimeError(
+        f"a paged weight of shape {shape} was changed between forward and backward, which needs "
+        "the one that forward had; change weights after backward"
+    )
+
+
+def host_ram_short(terms: dict[str, str], needed: str, limit: str, missing: str) -> BudgetError:
+    sum_of_terms = " + ".join(f"{size} of {what}" for what, size in terms.items())
+    return BudgetError(
+        f"trainstream: the run cannot fit: host RAM must hold {needed} ({sum_of_terms}), the limit "
+        f"is {limit}. Raise ram by at least {missing}, or try all the same with check_memory=False."
+    )
+
+
 def not_a_tensor(function: str, value: object) -> TypeError:
     return TypeError(f"trainstream.{function}() takes a torch.Tensor, got {type(value).__name__}")
 

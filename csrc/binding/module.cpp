@@ -1,8 +1,12 @@
 // csrc/binding/module.cpp: the Python edge: trainstream._C.
+#include <algorithm>
+#include <map>
+
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/headeronly/version.h>
 
+#include "allocator/current_stream.h"
 #include "allocator/host_memory.h"
 #include "allocator/limits.h"
 #include "allocator/pager_registry.h"
@@ -214,6 +218,50 @@ void mark_written(const std::vector<at::Tensor>& tensors) {
     uses.begin();
 }
 
+/// Calls function(Pager&, owners) with the managed storages of `tensors`.
+template <typename Function>
+void for_owners(const std::vector<at::Tensor>& tensors, const Function& function) {
+    if (PagerRegistry::instance().forked()) {
+        return;
+    }
+    std::map<Pager*, std::vector<void*>> owners;
+    for (const at::Tensor& tensor : tensors) {
+        for_tensor(tensor, [&](Pager& pager, c10::StorageImpl* storage) {
+            owners[&pager].push_back(storage);
+        });
+    }
+    for (const auto& [pager, storages] : owners) {
+        function(*pager, storages);
+    }
+}
+
+/// The storages of `tensors` belong out from now on: see Pager::page.
+void page(const std::vector<at::Tensor>& tensors) {
+    for_owners(tensors, [](Pager& pager, const std::vector<void*>& owners) { pager.page(owners); });
+}
+
+void unpage(const std::vector<at::Tensor>& tensors) {
+    for_owners(tensors, [](Pager& pager, const std::vector<void*>& owners) {
+        pager.unpage(owners, CurrentStream(pager).id());
+    });
+}
+
+void set_paged_room(uint64_t room_bytes) {
+    for_each_pager([&](Pager& pager) { pager.set_paged_room(room_bytes); });
+}
+
+/// (most bytes on a device, bytes that left for want of room) since the last call; of several
+/// devices, each one's most.
+py::tuple take_peak() {
+    PeakInfo most;
+    for_each_pager([&](Pager& pager) {
+        const PeakInfo peak = pager.take_peak();
+        most.device_bytes = std::max(most.device_bytes, peak.device_bytes);
+        most.pressed_bytes = std::max(most.pressed_bytes, peak.pressed_bytes);
+    });
+    return py::make_tuple(most.device_bytes, most.pressed_bytes);
+}
+
 void step_done() {
     for_each_pager([](Pager& pager) { pager.step_done(); });
 }
@@ -278,6 +326,10 @@ PYBIND11_MODULE(_C, module) {
     module.def("pin_storage", &pin_storage);
     module.def("evict_all", &evict_all, NoGil());
     module.def("mark_written", &mark_written, NoGil());
+    module.def("page", &page, NoGil());
+    module.def("unpage", &unpage, NoGil());
+    module.def("set_paged_room", &set_paged_room, NoGil());
+    module.def("take_peak", &take_peak);
     module.def("step_done", &step_done, NoGil());
     module.def("usual_steps", &usual_steps);
     module.def("close", &close, NoGil());

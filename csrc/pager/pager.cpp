@@ -71,6 +71,7 @@ void* Pager::born_cold(size_t size_bytes, StreamId stream) {
     add(std::make_shared<Storage>(size_bytes, stream, *host));
     MutexLock lock(mutex_);
     stats_.born_cold_bytes += size_bytes;
+    peak_.pressed_bytes += size_bytes;
     return host->address;
 }
 
@@ -95,6 +96,7 @@ void Pager::add(const StoragePtr& storage) {
         } else {
             stats_.cold_bytes += storage->size_bytes();
         }
+        note_peak();
         check_invariants();
     }
     if (growing) {
@@ -113,6 +115,7 @@ bool Pager::free(void* address) noexcept {
         storage = found->second;
         table_.erase(found);
         storage->freed = true;
+        paged_storages_ -= storage->paged ? 1 : 0;
         live_bytes_ -= storage->size_bytes();
         if (storage->in_transition()) {
             return true;  // Whoever moves it cleans up: see abandon_evict and cancel_restore.
@@ -474,6 +477,9 @@ void Pager::boundary() {
     if (has_plan_.load(std::memory_order_relaxed)) {
         run_plan();
     }
+    if (has_paged_in_.load(std::memory_order_relaxed)) {
+        trim_paged();
+    }
     if (watch_.load() != Watch::kWarmingUp) {
         return;
     }
@@ -501,6 +507,10 @@ void Pager::start_watching() {
     port_.watch(true);
 }
 
+uint64_t Pager::moves() const {
+    return stats_.evictions + stats_.restores + stats_.born_cold_bytes;
+}
+
 void Pager::step_done() {
     time_step();
     bool stop = false;
@@ -508,12 +518,11 @@ void Pager::step_done() {
     {
         MutexLock lock(mutex_);
         ++stats_.steps;
-        const uint64_t moves = stats_.evictions + stats_.restores + stats_.born_cold_bytes;
         const uint64_t budget = memory_.budget_bytes();
-        moved = moves != moves_at_last_step_;
+        moved = moves() != moves_at_last_step_;
         const bool quiet = !moved && moving_ == 0 && stats_.cold_bytes == 0 && plan_ == nullptr &&
-                           resident_peak_bytes_ <= budget - budget / 10;
-        moves_at_last_step_ = moves;
+                           paged_storages_ == 0 && resident_peak_bytes_ <= budget - budget / 10;
+        moves_at_last_step_ = moves();
         quiet_steps_ = quiet ? quiet_steps_ + 1 : 0;
         if (quiet_steps_ >= kQuietSteps && watch_.load() == Watch::kOn && !capturing()) {
             watch_again_bytes_ = (resident_peak_bytes_ + budget) / 2;

@@ -73,6 +73,12 @@ struct PagerStats {
     uint64_t stall_ns = 0;            // Compute waited for copies; in steps that were measured.
 };
 
+/// What was needed of the device since somebody asked last. Bytes.
+struct PeakInfo {
+    uint64_t device_bytes = 0;   // Most in managed storages and frames at once.
+    uint64_t pressed_bytes = 0;  // Left, or were born cold, for want of room.
+};
+
 /// One managed storage as a report sees it.
 struct StorageInfo {
     const void* owner = nullptr;  // What OwnerPort knows; null until an operator names it.
@@ -142,6 +148,16 @@ public:
     bool record_stream(const void* address, StreamId stream);
     /// Where the storage at `address` is; false when it is not managed.
     bool residency(const void* address, Residency* residency) const;
+
+    // Blocks that somebody pages: pager_paging.cpp.
+    /// These storages belong out: they leave now and after each use, and a plan moves nothing else.
+    void page(const std::vector<void*>& owners);
+    /// They are like others again: brought in, where there is room, and without a host copy.
+    void unpage(const std::vector<void*>& owners, StreamId stream);
+    /// Device memory for paged storages that are in use, were last, or are on their way.
+    void set_paged_room(uint64_t room_bytes);
+    /// Begins anew with what is on the device now.
+    PeakInfo take_peak();
 
     /// Moves every storage that may move to the host. Returns the bytes that left.
     uint64_t evict_all();
@@ -256,6 +272,13 @@ private:
     [[noreturn]] void throw_out_of_memory(size_t size_bytes);
     void start_watching();
     void time_step();
+    uint64_t moves() const TS_REQUIRES(mutex_);
+
+    void trim_paged();
+    std::vector<StoragePtr> paged_past_room() TS_REQUIRES(mutex_);
+    void note_paged(const StoragePtr& storage) TS_REQUIRES(mutex_);
+    void note_peak() TS_REQUIRES(mutex_);
+    uint64_t device_bytes() const TS_REQUIRES(mutex_);
 
     // The plan: pager_plan.cpp.
     void note_use(Storage& storage, Pins* pins, const Use& use) TS_REQUIRES(mutex_);
@@ -337,6 +360,12 @@ private:
     uint64_t moves_at_last_step_ TS_GUARDED_BY(mutex_) = 0;
     size_t largest_bytes_ TS_GUARDED_BY(mutex_) = 0;  // Of all storages so far.
     bool spare_reserved_ TS_GUARDED_BY(mutex_) = false;
+
+    uint64_t paged_storages_ TS_GUARDED_BY(mutex_) = 0;
+    uint64_t paged_room_bytes_ TS_GUARDED_BY(mutex_) = 0;
+    std::vector<StoragePtr> paged_in_ TS_GUARDED_BY(mutex_);  // On the device, in no frame.
+    std::atomic<bool> has_paged_in_{false};
+    PeakInfo peak_ TS_GUARDED_BY(mutex_);
 
     StepTrace trace_ TS_GUARDED_BY(mutex_);
     uint64_t operations_ TS_GUARDED_BY(mutex_) = 0;

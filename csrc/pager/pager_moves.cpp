@@ -85,8 +85,17 @@ void* Pager::take_block_by_evicting(size_t size_bytes, StreamId stream) {
             break;
         }
         bool moved = false;
+        uint64_t pressed_bytes = 0;
         for (const StoragePtr& victim : victims) {
-            moved = evict(victim) || moved;
+            if (evict(victim)) {
+                moved = true;
+                // What is paged leaves all the time.
+                pressed_bytes += victim->paged ? 0 : victim->size_bytes();
+            }
+        }
+        {
+            MutexLock lock(mutex_);
+            peak_.pressed_bytes += pressed_bytes;
         }
         void* block = moved ? memory_.allocate(size_bytes, stream) : nullptr;
         if (block != nullptr) {
@@ -368,7 +377,7 @@ bool Pager::finish_evict(const StoragePtr& storage, void* owner, const HostBlock
                 give_frame(*storage, std::move(last));
             } else {
                 map_.erase(from);
-                pressed_out_bytes_ += storage->size_bytes();
+                pressed_out_bytes_ += storage->paged ? 0 : storage->size_bytes();
             }
             block = storage->finish_evict(host);
             end_move();
@@ -479,6 +488,10 @@ void Pager::finish_restore(const Entry& entry, StreamId stream, void* block, con
         if (moved) {
             map_.insert(storage);
             resident_peak_bytes_ = std::max(resident_peak_bytes_, map_.bytes());
+            note_peak();
+            if (storage->paged) {
+                note_paged(storage);
+            }
         }
         check_invariants();
     }

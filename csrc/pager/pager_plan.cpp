@@ -69,8 +69,11 @@ bool Pager::is_used_unseen(const Storage& storage) const {
 }
 
 bool Pager::can_be_planned(const Storage& storage) const {
-    return storage.owner != nullptr && !storage.pinned_for_good() && !is_used_unseen(storage) &&
-           storage.born_step + 1 < stats_.steps;
+    // Where somebody pages blocks, the rest stays: a plan that moved it too would undo what they
+    // say.
+    const bool wanted = paged_storages_ == 0 || storage.paged;
+    return wanted && storage.owner != nullptr && !storage.pinned_for_good() &&
+           !is_used_unseen(storage) && storage.born_step + 1 < stats_.steps;
 }
 
 /// Called at the end of each optimizer step, with nothing held.
@@ -207,9 +210,15 @@ std::unique_ptr<FramePlan> Pager::make_plan(const StepTrace& trace, uint64_t liv
     auto plan = std::make_unique<FramePlan>(std::move(period), std::move(items));
     plan->written = std::move(written);
     plan->places = std::move(places);
-    plan->sizes =
-        FrameSizes::choose(plan->period, usable_bytes, beside_bytes, arena_limit_.bytes());
     stats_.beside_bytes = *std::max_element(beside_bytes.begin(), beside_bytes.end());
+    uint64_t limit_bytes = arena_limit_.bytes();
+    if (paged_storages_ > 0) {  // All that is above that counts as taken, for extra frames as well.
+        limit_bytes = std::min(limit_bytes, paged_room_bytes_);
+        for (uint64_t& beside : beside_bytes) {
+            beside = std::max(beside, usable_bytes - std::min(usable_bytes, paged_room_bytes_));
+        }
+    }
+    plan->sizes = FrameSizes::choose(plan->period, usable_bytes, beside_bytes, limit_bytes);
     return plan->sizes.arena_bytes == 0 ? nullptr : std::move(plan);
 }
 
@@ -416,6 +425,7 @@ bool Pager::open_extra(size_t size_bytes, StreamId home, uint64_t until) {
     map_.add_wall(plan_->extra.back()->range());
     plan_->extra_until = until;
     plan_->schedule->open_extra(size_bytes, until);
+    note_peak();
     ++stats_.extra_opened;
     return (plan_->extra.size() + 1) * size_bytes <= plan_->sizes.extra_bytes;
 }
@@ -501,12 +511,14 @@ bool Pager::extra_gives_way() {
 bool Pager::lay_arena() {
     std::vector<StoragePtr> items;
     size_t arena_bytes = 0;
+    uint64_t pressed_bytes = 0;
     StreamId home = 0;
     {
         MutexLock lock(mutex_);
         items = plan_->items;
         arena_bytes = plan_->sizes.arena_bytes;
         home = plan_->home;
+        pressed_bytes = peak_.pressed_bytes;
     }
     for (const StoragePtr& storage : items) {
         if (storage != nullptr) {
@@ -518,6 +530,7 @@ bool Pager::lay_arena() {
     void* block = take_arena(&arena_bytes, home, &free_from);
     MutexLock lock(mutex_);
     pressed_out_bytes_ = 0;
+    peak_.pressed_bytes = pressed_bytes;  // What left for the arena says nothing of the step.
     if (block == nullptr) {
         drop_plan();
         return false;
@@ -532,6 +545,7 @@ bool Pager::lay_arena() {
     }
     plan_->arena->give(0, arena_bytes, {free_from});
     map_.add_wall(plan_->arena->range());
+    note_peak();
     return true;
 }
 

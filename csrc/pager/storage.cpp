@@ -171,6 +171,9 @@ void Storage::touch(uint64_t now) {
 }
 
 uint64_t Storage::heat(uint64_t now) const {
+    if (paged) {
+        return 0;
+    }
     const bool newborn = interval_ == 0 && now < last_use_ + kNewbornTicks;
     return last_use_ + (newborn ? kHotterThanAnyInterval : interval_);
 }

@@ -116,10 +116,12 @@ public:
     /// The higher, the longer it should stay: the last use, plus one usual interval for a storage
     /// that comes back. A scan over storages used once thus leaves before what is used each step;
     /// but what has just been made is what the next operators work on, and is hotter than either.
+    /// What is paged is colder than all else.
     uint64_t heat(uint64_t now) const;
     uint64_t last_use() const { return last_use_; }
 
     void* owner = nullptr;   // Whom OwnerPort knows; null until an operator names it.
+    bool paged = false;      // It belongs out: coldest of all, and leaves after each use.
     bool freed = false;      // Its blocks are gone, or whoever moves it will free them.
     uint64_t ticket = 0;     // The use that pinned it last, and its place among that use's
     size_t ticket_slot = 0;  // entries: an operator may name a storage twice.

@@ -31,6 +31,12 @@ class _HostOptimizer:
     def __init__(
         self, params, *args, engine, moments, max_grad_norm, accumulation_steps, seed, **kwargs
     ):
+        self._set_up(engine, moments, max_grad_norm, accumulation_steps, seed)
+        super().__init__(params, *args, **kwargs)
+        self._watch_gradients()
+
+    def _set_up(self, engine, moments, max_grad_norm, accumulation_steps, seed) -> None:
+        """All that this class has beside torch's; nothing of it depends on the parameters."""
         _check_choice("engine", engine, ENGINES)
         _check_choice("moments", moments, ("auto", *MOMENTS))
         if max_grad_norm is not None and not max_grad_norm > 0:
@@ -47,8 +53,6 @@ class _HostOptimizer:
         self.share = self._share = (0, 0)
         self._early: EarlyUpdates | None = None
         self._places: dict[torch.Tensor, tuple[dict, int]] = {}
-        super().__init__(params, *args, **kwargs)
-        self._watch_gradients()
 
     def __getstate__(self):
         self.synchronize()

@@ -50,6 +50,7 @@ struct Terrain {
     bool copy_faults = false;
     bool page_locks_refused = false;
     bool fits_at_first = false;
+    bool pages = false;  // Somebody says what belongs out.
 };
 
 /// What one host thread runs: a period over its own tensors, again and again, with what scripts do
@@ -252,7 +253,9 @@ private:
 
     void work_beside(uint64_t dice) {
         Tensor& tensor = any_tensor();
-        if (dice == 0) {
+        if (terrain_.pages && below(2) == 0) {
+            page_or_unpage(tensor);
+        } else if (dice == 0) {
             pager_.evict_all();
         } else if (dice == 1) {
             free(tensor);
@@ -267,6 +270,19 @@ private:
         } else {
             launch_unannounced(tensor);
         }
+    }
+
+    void page_or_unpage(Tensor& tensor) {
+        if (tensor.owner == nullptr) {
+            return;
+        }
+        if (below(3) != 0) {
+            pager_.set_paged_room(below(8) * kLargest);
+            pager_.page({tensor.owner});
+        } else {
+            pager_.unpage({tensor.owner}, tensor.home);
+        }
+        pager_.take_peak();
     }
 
     /// An extension's kernel, on the stream of the storage, in a Python function that had it as an
@@ -455,14 +471,16 @@ TEST_P(PagerPlanWalkTest, EveryKernelFindsItsBytes) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Terrains, PagerPlanWalkTest,
-                         ::testing::Values(Terrain{"plain"}, Terrain{"threads", 3},
-                                           Terrain{"short_of_host_memory", 1, 256 * kKiB},
-                                           Terrain{"copy_faults", 1, 16 * kMiB, true},
-                                           Terrain{"faults_and_threads", 3, 512 * kKiB, true, true},
-                                           Terrain{"fits_at_first", 1, 16 * kMiB, false, false,
-                                                   true}),
-                         [](const auto& tested) { return std::string(tested.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Terrains, PagerPlanWalkTest,
+    ::testing::Values(Terrain{"plain"}, Terrain{"threads", 3},
+                      Terrain{"short_of_host_memory", 1, 256 * kKiB},
+                      Terrain{"copy_faults", 1, 16 * kMiB, true},
+                      Terrain{"faults_and_threads", 3, 512 * kKiB, true, true},
+                      Terrain{"fits_at_first", 1, 16 * kMiB, false, false, true},
+                      Terrain{"paged", 1, 16 * kMiB, false, false, false, true},
+                      Terrain{"paged_by_threads", 3, 512 * kKiB, true, true, false, true}),
+    [](const auto& tested) { return std::string(tested.param.name); });
 
 }  // namespace
 }  // namespace trainstream

@@ -150,6 +150,8 @@ private:
             replace();
         } else if (dice < 945) {
             pager_.evict_all();
+        } else if (dice < 955 && !walk_.terrain.fits_at_first) {
+            page_or_unpage();  // Where it fits nothing is to be left paged, or somebody watches on.
         } else if (dice < 975) {
             pager_.step_done();
         } else if (dice < 980) {
@@ -391,6 +393,21 @@ private:
             pager_.pin_for_good(tensor.owner, stream_);
             tensor.fixed.store(tensor.owner->address);
         }
+    }
+
+    void page_or_unpage() {
+        Tensor& tensor = any_tensor();
+        const std::shared_lock<std::shared_mutex> life(tensor.life, std::try_to_lock);
+        if (!life || tensor.owner == nullptr) {
+            return;
+        }
+        if (below(2) == 0) {
+            pager_.set_paged_room(below(4) * kLargest);
+            pager_.page({tensor.owner});
+        } else {
+            pager_.unpage({tensor.owner}, stream_);
+        }
+        pager_.take_peak();
     }
 
     void record_stream() {
