@@ -160,7 +160,7 @@ bool Pager::leave(const StoragePtr& storage, void* owner) {
         MutexLock lock(mutex_);
         unseen = is_used_unseen(*storage);
         streams = storage->streams();
-        ready = storage->ready();
+        ready = storage->last_copy();
         own = storage->host();
         clean = storage->has_host_copy();
         framed = storage->in_frame();
@@ -173,6 +173,7 @@ bool Pager::leave(const StoragePtr& storage, void* owner) {
             return finish_evict(storage, owner, own, ready, events_of(streams, ready));
         }
         order_home_after(streams, storage->home());
+        order_home_after_copies(*storage);
         return finish_evict(storage, owner, own, ready, {});
     }
     const std::optional<HostBlock> host = own ? own : host_block_for(storage->size_bytes());
@@ -260,7 +261,7 @@ bool Pager::give_up_host_copy(size_t size_bytes) {
         if (stats_.steps < kGrowingSteps || hottest == nullptr) {
             return false;
         }
-        dropped_.emplace_back(hottest->give_up_host_block(), hottest->ready());
+        dropped_.emplace_back(hottest->give_up_host_block(), hottest->last_copy());
         swept_.store(false);
     }
     sweep();
@@ -274,7 +275,7 @@ void Pager::drop_host_copies() {
             continue;
         }
         if (const HostBlock block = storage->give_up_host_block()) {
-            dropped_.emplace_back(block, storage->ready());
+            dropped_.emplace_back(block, storage->last_copy());
             swept_.store(false);
         }
     }
@@ -288,6 +289,24 @@ void Pager::order_home_after(const std::vector<StreamId>& streams, StreamId home
     }
 }
 
+/// The device block is about to be given back, and a copy that nobody waited for may still read it
+/// or write to it. The caller is the only one who moves the storage.
+void Pager::order_home_after_copies(const Storage& storage) {
+    Event event;
+    {
+        MutexLock lock(mutex_);
+        event = storage.copied() != nullptr ? storage.copied() : storage.unsynced(storage.home());
+    }
+    if (event == nullptr || event->is_done()) {
+        return;
+    }
+    if (capturing()) {
+        event->wait();  // No outside event may be waited for inside a capture.
+    } else {
+        device_.wait(storage.home(), event);
+    }
+}
+
 void Pager::check_host_copy(const StoragePtr& storage) {
     const std::optional<HostBlock> twin = host_.allocate(storage->size_bytes());
     if (!twin.has_value()) {
@@ -298,7 +317,7 @@ void Pager::check_host_copy(const StoragePtr& storage) {
     {
         MutexLock lock(mutex_);
         streams = storage->streams();
-        ready = storage->ready();
+        ready = storage->last_copy();
     }
     try {
         const Event done =
@@ -342,7 +361,7 @@ bool Pager::finish_evict(const StoragePtr& storage, void* owner, const HostBlock
                 give_frame(*storage, std::move(last));
             } else {
                 map_.erase(from);
-                pressed_out_bytes_ += storage->size_bytes();
+                pressed_out_bytes_ += storage->spill == Spill::kNo ? storage->size_bytes() : 0;
             }
             block = storage->finish_evict(host);
             end_move();
