@@ -21,8 +21,8 @@ for _power, _letter in enumerate("kmgt", start=1):
 _SIZE = re.compile(r"(\d+)(?:\.(\d+))?\s*([a-z]*)")
 _SIZE_BYTES_MAX = 2**62  # The extension takes 64-bit integers with a sign.
 
-_SIZE_ALLOWED = "a size above 0 such as 8589934592, 8GiB, 1.5GiB, 800MB or 8G (= 8GiB)"
-_AMOUNT_ALLOWED = f"auto, {_SIZE_ALLOWED}, or a whole percent from 1% to 100%"
+SIZE_ALLOWED = "a size above 0 such as 8589934592, 8GiB, 1.5GiB, 800MB or 8G (= 8GiB)"
+_AMOUNT_ALLOWED = f"auto, {SIZE_ALLOWED}, or a whole percent from 1% to 100%"
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def parse_size(text: str) -> int | None:
 def _size(key: str, text: str) -> int:
     size_bytes = parse_size(text)
     if size_bytes is None:
-        raise errors.bad_value(key, text, _SIZE_ALLOWED)
+        raise errors.bad_value(key, text, SIZE_ALLOWED)
     return size_bytes
 
 

@@ -33,7 +33,7 @@ void* StorageOwnerPort::address_of(const void* owner) const {
 }
 
 size_t StorageOwnerPort::holders(const void* owner) const {
-    return c10::raw::intrusive_ptr::use_count(as_storage(owner));
+    return c10::raw::weak_intrusive_ptr::use_count(as_storage(owner));
 }
 
 void StorageOwnerPort::remember(void* owner) {

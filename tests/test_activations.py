@@ -1,0 +1,317 @@
+"""What is saved for backward leaves early and comes back early: the same bits in every mode."""
+
+import pytest
+from real_runner import DEVICES, needs_extension, on_gpu, run_both, run_real, torch_at_least
+
+pytestmark = needs_extension
+
+# Storages of 256 KiB, of which a step saves some 40; a budget that holds all of them, so that what
+# leaves does so ahead of need, and one that does not.
+ROOMY, TIGHT = "vram:64MiB,min_storage:64KiB", "vram:7MiB,min_storage:64KiB"
+BUDGETS = [pytest.param(ROOMY, id="roomy"), pytest.param(TIGHT, id="tight")]
+
+PRELUDE = """
+import gc
+from torch import nn
+from torch.utils import checkpoint
+from trainstream import spill_activations as spill
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(256), nn.Linear(256, 256), nn.Linear(256, 256)
+
+    def forward(self, x):
+        a, b = self.up(self.norm(x)).view(2, -1, 256).unbind(0)   # Views of one storage.
+        return x + self.down(torch.cat([nn.functional.gelu(a), b * a]))
+
+def model(blocks=5):
+    torch.manual_seed(1)
+    return nn.Sequential(*[Block() for _ in range(blocks)]).to(DEVICE)
+
+def batch(seed=0):
+    return torch.randn(256, 256, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+def show(name, *tensors):
+    print(name, *[digest(t) for t in tensors])
+
+def grads(net):
+    return [p.grad for p in net.parameters()]
+
+def at_baseline():
+    gc.collect()
+    torch.ones(1, device=DEVICE).add_(1)
+    if _C is None:
+        return
+    now = stats()
+    for name in ("resident_bytes", "cold_bytes", "host_in_use_bytes"):
+        assert now[name] == 0, (name, now)
+    assert now["failures"] == 0, now
+"""
+
+# Each is the body of a function; `show` prints what must be the same bits as without.
+MODES = {
+    "plain": """
+        net = model()
+        for seed in range(3):
+            with spill(share=1):
+                loss = net(batch(seed)).square().mean()
+            loss.backward()
+        show("plain", loss, *grads(net))
+    """,
+    "shares": """
+        for share in (0, 0.5, "auto"):
+            net = model()
+            with spill(share, min_size="100KiB"):
+                loss = net(batch()).square().mean()
+            loss.backward()
+            show(share, loss, *grads(net))
+    """,
+    "decorator": """
+        net = model()
+
+        @spill(share=1)
+        def forward(x):
+            return net(x).square().mean()
+
+        for seed in range(2):
+            forward(batch(seed)).backward()
+        show(forward.__name__, *grads(net))
+    """,
+    "backward inside, and nested": """
+        net = model()
+        with spill(share=1), spill(share=0.5):
+            net(batch()).square().mean().backward()
+        show("inside", *grads(net))
+    """,
+    "several graphs in any order": """
+        net = model()
+        with spill(share=1):
+            losses = [net(batch(seed)).square().mean() for seed in range(3)]
+        for i in (1, 0, 2):
+            losses[i].backward()
+        show("order", *losses, *grads(net))
+    """,
+    "retain_graph": """
+        net = model()
+        with spill(share=1):
+            loss = net(batch()).square().mean()
+        for _ in range(2):
+            loss.backward(retain_graph=True)
+        loss.backward()
+        show("retained", *grads(net))
+    """,
+    "create_graph": """
+        net = model(3)
+        x = batch().requires_grad_()
+        with spill(share=1):
+            y = net(x)
+            first, = torch.autograd.grad(y.square().mean(), x, create_graph=True)
+            second = torch.autograd.grad(first.square().sum(), list(net.parameters()))
+        show("double", first, *second)
+        x = batch().requires_grad_()
+        with spill(share=1):
+            y = net(x)
+        first, = torch.autograd.grad(y.square().mean(), x, create_graph=True)
+        second = torch.autograd.grad(first.square().sum(), list(net.parameters()))
+        show("double, outside", first, *second)
+    """,
+    "checkpoint": """
+        for reentrant in (False, True):
+            net = nn.Sequential(model(), nn.Dropout(0.3))
+            x = batch().requires_grad_()
+            with spill(share=1):
+                h = net[0][0](x)
+                h = checkpoint.checkpoint(
+                    nn.Sequential(net[0][1], net[1], net[0][2]), h, use_reentrant=reentrant)
+                loss = net[0][3:](h).square().mean()
+            loss.backward()
+            show(f"checkpoint {reentrant}", loss, x.grad, *[g for g in grads(net) if g is not None])
+        net = model()
+
+        @spill(share=1)
+        def inner(x):
+            return net[1:3](x)
+
+        h = checkpoint.checkpoint(inner, net[0](batch()), use_reentrant=False)
+        h.square().mean().backward()
+        show("inside a checkpoint", *[g for g in grads(net) if g is not None])
+    """,
+    "autocast": """
+        net = model()
+        device = torch.device(DEVICE).type
+        with spill(share=1), torch.autocast(device, torch.bfloat16):
+            loss = net(batch()).float().square().mean()
+        loss.backward()
+        show("autocast", loss, *grads(net))
+    """,
+    "no_grad and inference forwards in between": """
+        net = model()
+        with spill(share=1):
+            h = net[:3](batch())
+            with torch.no_grad():
+                show("no_grad", net(batch(1)))
+            with torch.inference_mode():
+                show("inference", net(batch(2)))
+            loss = net[3:](h).square().mean()
+        with torch.no_grad():
+            show("no_grad", net(batch(1)))
+        loss.backward()
+        show("after", *grads(net))
+    """,
+    "functions that read saved tensors twice": """
+        class Twice(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, w):
+                y = (x @ w).tanh()
+                ctx.save_for_backward(x, w, y)
+                return y
+
+            @staticmethod
+            def backward(ctx, g):
+                x, w, y = ctx.saved_tensors
+                h = g * (1 - y * y)
+                x, w, y = ctx.saved_tensors
+                return h @ w.t(), x.t() @ h
+
+        w = (torch.eye(256) + 0.1 * torch.randn(
+            256, 256, generator=torch.Generator().manual_seed(2))).to(DEVICE).requires_grad_()
+        with spill(share=1):
+            h = batch()
+            for _ in range(6):
+                h = Twice.apply(h, w)
+        h.sum().backward()
+        show("twice", h, w.grad)
+    """,
+    "functions that write": """
+        class Doubled(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.mark_dirty(x)
+                x.mul_(2)
+                ctx.save_for_backward(x)
+                return x
+
+            @staticmethod
+            def backward(ctx, g):
+                x, = ctx.saved_tensors
+                return x.mul_(0.5).sin_() * g   # As fused losses do with their logits.
+
+        w = batch(3).requires_grad_()
+        with spill(share=1):
+            h = batch() @ w
+            for _ in range(4):
+                h = Doubled.apply(h + 0.5).tanh()
+        h.sum().backward()
+        show("written", h, w.grad)
+    """,
+    "the user's own hooks": """
+        net = model()
+        calls = []
+        def coarse(t):
+            calls.append(t.shape)
+            return t.detach().bfloat16() if t.dtype == torch.float32 else t.detach()
+        def back(t):
+            return t.float() if t.dtype == torch.bfloat16 else t
+        hooks = torch.autograd.graph.saved_tensors_hooks
+        with spill(share=1):
+            h = net[:2](batch())
+            with hooks(coarse, back):
+                h = net[2](h)
+            loss = net[3:](h).square().mean()
+        loss.backward()
+        show(len(calls), *grads(net))
+        net = model()
+        with hooks(coarse, back), spill(share=1):
+            loss = net(batch()).square().mean()
+        loss.backward()
+        show(len(calls), *grads(net))
+        net = model()
+        with torch.autograd.graph.save_on_cpu(), spill(share=1):
+            loss = net(batch()).square().mean()
+        loss.backward()
+        with torch.autograd.graph.disable_saved_tensors_hooks("none here"), spill(share=1):
+            net(batch()).square().mean().backward()
+        show("refused", *grads(net))
+    """,
+    "exceptions and graphs that are dropped": """
+        net = model()
+        def fail(*_):
+            raise KeyError("in the middle")
+        handle = net[3].register_forward_hook(fail)
+        for _ in range(2):
+            try:
+                with spill(share=1):
+                    net(batch())
+            except KeyError as error:
+                print(error)
+        handle.remove()
+        with spill(share=1):
+            dropped = net(batch(1))
+            kept = net(batch())
+        del dropped
+        kept.square().mean().backward()
+        show("kept", *grads(net))
+        for step in range(3):
+            with spill(share=1):
+                loss = net(batch(step)).square().mean()
+            if step == 1:
+                break
+            loss.backward()
+        show("left early", *grads(net))
+    """,
+    "threads": """
+        import threading
+        net, results = model(), {}
+
+        def work(seed):
+            for _ in range(2):
+                with spill(share=1):
+                    loss = net(batch(seed)).square().mean()
+                results[seed] = torch.autograd.grad(loss, list(net.parameters()))
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+        for t in threads: t.start()
+        for t in threads: t.join()
+        for seed in range(3):
+            show(seed, *results[seed])
+        with spill(share=1):
+            loss = net(batch()).square().mean()
+        t = threading.Thread(target=loss.backward)   # Saved by one thread, used by another.
+        t.start()
+        t.join()
+        show("other", *grads(net))
+    """,
+    "sparse, integers, convolutions, recurrent": """
+        torch.manual_seed(4)
+        net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(inplace=True),
+                            nn.MaxPool2d(2)).to(DEVICE)
+        table = nn.Embedding(50, 256, sparse=True).to(DEVICE)
+        lstm = nn.LSTM(256, 128, batch_first=True).to(DEVICE)
+        ids = torch.arange(400, device=DEVICE).remainder(50).view(8, 50)
+        images = torch.randn(8, 3, 64, 64, generator=torch.Generator().manual_seed(5)).to(DEVICE)
+        with spill(share=1):
+            a = net(images).square().mean()
+            b = lstm(table(ids))[0].square().mean()
+        (a + b).backward()
+        show("mixed", a, b, *grads(net), *grads(lstm), table.weight.grad.coalesce().values())
+    """,
+}
+
+
+def script_of(modes):
+    bodies = []
+    for i, body in enumerate(modes):
+        bodies.append(f"def mode_{i}():{body}\nmode_{i}()\nat_baseline()\n")
+    return PRELUDE + "\n".join(bodies)
+
+
+@pytest.mark.parametrize("conf", BUDGETS)
+def test_every_mode_has_the_same_bits_and_leaves_nothing_behind(tmp_path, conf):
+    script = script_of(MODES.values())
+    script += """
+if _C is not None:
+    assert stats()["spilled_bytes"] > 20 << 20, stats()
+    assert stats()["returned_bytes"] > 10 << 20, stats()
+"""
+    run_both(tmp_path, script, conf + ",verify:1")
