@@ -315,3 +315,213 @@ if _C is not None:
     assert stats()["returned_bytes"] > 10 << 20, stats()
 """
     run_both(tmp_path, script, conf + ",verify:1")
+
+
+def test_a_change_after_saving_is_torchs_error(tmp_path):
+    script = (
+        PRELUDE
+        + """
+w = batch(3).requires_grad_()
+
+def changed(name, forward, change):
+    with spill(share=1):
+        kept = forward()
+    evict_all()
+    change(kept)
+    for _ in range(2):
+        try:
+            kept[-1].sum().backward(retain_graph=True)
+            print(name, "no error", digest(w.grad))
+        except RuntimeError as error:
+            text = str(error)
+            print(name, "modified by an inplace operation: [" in text, "at version" in text)
+
+def hidden():
+    h = batch() @ w
+    return h, h.sigmoid()
+
+def product():
+    h = batch() @ w
+    return h, (h * h)[:5].exp()
+
+changed("input", product, lambda kept: kept[0].add_(1))
+changed("a view", product, lambda kept: kept[0][3:].zero_())
+changed("output", hidden, lambda kept: kept[1].mul_(2))
+changed("its own view", product, lambda kept: kept[1][0].mul_(2))
+def weight(_):
+    with torch.no_grad():
+        w.add_(1)
+
+changed("a parameter", lambda: (w.sin(),), weight)
+changed("nothing that was saved", hidden, lambda kept: kept[0].add_(1))
+changed("behind torch's back", product, lambda kept: kept[0].data.zero_())
+small = torch.ones(3, device=DEVICE, requires_grad=True)
+changed("something small", lambda: (small.exp(),), lambda kept: kept[0].add_(1))
+"""
+    )
+    result = run_both(tmp_path, script, ROOMY)
+    assert result.stdout.count("True True") == 12 and result.stdout.count("no error") == 4
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_only_what_nothing_else_holds_leaves(tmp_path, device):
+    """Exactly these storages, whatever views of them were saved, and how often."""
+    script = """
+    import torch
+    from torch import nn
+    from trainstream import spill_activations
+    net = nn.Sequential(nn.Linear(512, 512), nn.BatchNorm1d(512)).to(DEVICE)
+    frozen = torch.randn(512, 512, device=DEVICE)
+    x = torch.randn(512, 512, device=DEVICE, requires_grad=True)
+    tail = torch.ones(512, 512, device=DEVICE, requires_grad=True)
+
+    def spilled():
+        for _ in range(50):
+            tail.add(1)                # Operators end; kernels and copies have the time to.
+        (torch.cuda.synchronize if DEVICE == "cuda" else (lambda: None))()
+        tail.add(1)
+        return stats()["spilled_bytes"] >> 20
+
+    with spill_activations(share=1):
+        kept = [net[0].weight.t().matmul(x), nn.functional.linear(x, frozen), x @ frozen[:, :256]]
+        hidden = net[0](x)
+        kept += [hidden.sin(), net(x)]
+        print(spilled(), is_cold(net[0].weight), is_cold(frozen), is_cold(x), is_cold(hidden))
+        del hidden
+        print(spilled(), stats()["cold_bytes"] >> 20)
+        h = x * 2                      # In parts, three times, by two nodes.
+        kept += [h[:256].exp() * h[256:], h.t().cos()]
+        del h
+        print(spilled() - 2)
+    print(sum(k.sum() for k in kept).backward(), stats()["returned_bytes"] > 0)
+    """
+    result = run_real(tmp_path, script, "vram:200MiB,min_storage:1MiB", device=device)
+    lines = result.stdout.splitlines()
+    # BatchNorm's input is the first; what sin() was given follows once the script has let go of it.
+    assert lines[0] == "1 False False False False"
+    assert lines[1] == "2 2"
+    assert lines[2] == "1"
+    assert lines[3] == "None True"
+
+
+def test_copies_that_fail_leave_their_storages_where_they_are(tmp_path):
+    script = (
+        PRELUDE
+        + """
+if _C is not None:
+    _C.sim_faults(3, 2**62)
+net = model(8)
+for seed in range(4):
+    with spill(share=1):
+        loss = net(batch(seed)).square().mean()
+    loss.backward()
+show("grads", loss, *grads(net))
+del net, loss
+gc.collect()
+if _C is not None:
+    now = stats()
+    assert now["failures"] > 5 and now["spilled_bytes"] > 10 << 20, now
+    assert now["resident_bytes"] + now["cold_bytes"] + now["host_in_use_bytes"] == 0, now
+"""
+    )
+    run_both(tmp_path, script, ROOMY)
+
+
+TRAINING = """
+net = model(10)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+spilled = []
+for step in range(6):
+    with spill():
+        loss = net(batch(step)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(loss.item().hex())
+    spilled.append(stats().get("spilled_bytes", 0) >> 10)
+show("net", *net.parameters())
+"""
+
+
+def test_auto_leaves_a_run_that_fits_alone(tmp_path):
+    run_both(tmp_path, PRELUDE + TRAINING + "assert not any(spilled), spilled", ROOMY)
+
+
+def test_auto_takes_as_much_as_the_last_step_had_too_much(tmp_path):
+    script = (
+        PRELUDE
+        + TRAINING
+        + """
+if _C is not None:
+    each = [after - before for before, after in zip(spilled, spilled[1:])]
+    assert spilled[0] == 0 and min(each[1:]) > 1024, spilled
+    assert max(each) < 8 << 10, spilled    # Not all of the 10 MiB.
+"""
+    )
+    run_both(tmp_path, script, "vram:12MiB,min_storage:64KiB")
+
+
+@pytest.mark.parametrize(("value", "low", "high"), [("all", 10, 14), ("0.5", 5, 7), ("off", 0, 0)])
+def test_the_variable_takes_a_share_of_everything(tmp_path, value, low, high):
+    script = (
+        PRELUDE
+        + """
+net = model(10)
+net(batch()).square().mean().backward()
+print(stats()["spilled_bytes"] / 2**20)
+"""
+    )
+    result = run_real(tmp_path, script, f"{ROOMY},activations:{value}")
+    assert low <= float(result.stdout) <= high
+
+
+def test_compiled_blocks_have_the_same_bits(tmp_path):
+    script = (
+        PRELUDE
+        + """
+net = model(4)
+compiled = [torch.compile(block, backend="aot_eager") for block in net]
+
+@torch.compile(backend="aot_eager")
+def whole(x):
+    with spill(share=1):
+        return net[0](x) * 2
+
+for seed in range(2):
+    with spill(share=1):
+        h = batch(seed)
+        for block in compiled:
+            h = block(h)
+    (h.square().mean() + whole(h.detach()).sum()).backward()
+show("compiled", *grads(net))
+del net, compiled, whole, h
+if _C is not None:
+    assert stats()["spilled_bytes"] > 2 << 20, stats()
+"""
+    )
+    run_both(tmp_path, script, ROOMY)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("spill_activations(share=1.5)", "ValueError bad value 1.5 for share; allowed: auto"),
+        ("spill_activations(-1.0)", "ValueError bad value -1.0 for share"),
+        ("spill_activations('most')", "ValueError bad value 'most' for share"),
+        ("spill_activations(True)", "ValueError bad value True for share"),
+        ("spill_activations(min_size='big')", "ValueError bad value 'big' for min_size"),
+        ("spill_activations(min_size=-1)", "ValueError bad value -1 for min_size"),
+        ("spill_activations()(3)", "TypeError trainstream.spill_activations() decorates"),
+        ("spill_activations()(generator)", "TypeError trainstream.spill_activations() decorates"),
+    ],
+)
+def test_bad_arguments_are_one_clear_error(call, words):
+    from trainstream import spill_activations
+
+    def generator():
+        yield
+
+    with pytest.raises((TypeError, ValueError)) as caught:
+        eval(call, {"spill_activations": spill_activations, "generator": generator})
+    text = f"{type(caught.value).__name__} {caught.value}"
+    assert text.startswith(words) and "\n" not in text

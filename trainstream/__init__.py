@@ -42,6 +42,8 @@ def enable(**keys: object) -> None:
         optimizer: "stock", the script's own; or "host", "stream", "hybrid" or "auto", the engine of
             trainstream.optim, whose Adam and AdamW torch.optim's then are. Default "stock".
         moments: "float32", "bfloat16" or "auto", of those optimizers. Default "auto".
+        activations: "all" or a fraction ("0.5") is `spill_activations` around all that the calling
+            thread does from now on; "auto" and "off": only where the script says so. Default "auto".
         min_storage: Storages under this size are never touched. Default "1MiB".
         plan: True loads ahead of need once a step was recorded, False on demand only. Default True.
         verify: True checks that every storage dropped without a copy loses nothing. Default False.

@@ -24,8 +24,8 @@ namespace {
 constexpr size_t kLooks = 8;
 
 // Looks after which whoever holds a storage counts as keeping it: a model its frozen weight, a
-// script its list of hidden states. A layer's own variables live for a few boundaries.
-constexpr int kLooksMax = 64;
+// script its list of hidden states. A layer's own variables live for some 60 operators.
+constexpr int kLooksMax = 256;
 
 // Of the budget, what saved tensors and all else that the step makes may take. The rest is for what
 // streams through: weights, and what comes back.
@@ -147,13 +147,15 @@ StoragePtr Pager::next_copied() const {
 }
 
 void Pager::copy_what_is_cold() {
-    for (size_t i = 0; i < kLooks; ++i) {
+    size_t looks = 0;
+    {
+        MutexLock lock(mutex_);
+        looks = std::min(kLooks, spill_waiting_.size());  // At each once.
+    }
+    for (; looks > 0; --looks) {
         StoragePtr storage;
         {
             MutexLock lock(mutex_);
-            if (spill_waiting_.empty()) {
-                return;
-            }
             storage = next_cold();
         }
         if (storage != nullptr && copy_out_ahead(storage)) {

@@ -42,7 +42,7 @@ public:
     SavedWorld(const SavedWorld&) = delete;
     SavedWorld& operator=(const SavedWorld&) = delete;
 
-    AsyncTensor make() { return world.make(kActivation, 1, ++state_); }
+    AsyncTensor make(StreamId stream = 1) { return world.make(kActivation, stream, ++state_); }
     Content fresh() { return random_content(kActivation, ++state_); }
 
     /// The graph takes the script's reference over, as when a layer's frame ends.
@@ -77,6 +77,7 @@ public:
 
 private:
     static AsyncWorldOptions with_room(size_t activations, AsyncWorldOptions options) {
+        options.streams = 3;
         options.arena_bytes = activations * kActivation;
         return options;
     }
@@ -101,6 +102,7 @@ TEST(PagerSavedStreamsTest, ACopyWaitsForKernelsBeforeItAndNoStreamForTheCopy) {
     AsyncTensor other = t.make();
     t.world.launch_on(&other, 1)->wait();  // Forever, if stream 1 waited for the copy.
     t.pager().boundary();
+    EXPECT_TRUE(t.world.is_resident(saved.tensor));
     open_late(gate);
     t.let_leave();
     EXPECT_FALSE(t.world.is_resident(saved.tensor));
@@ -117,8 +119,8 @@ TEST(PagerSavedStreamsTest, RoomThatIsNeededBeforeTheCopyHasEndedIsUsedAfterIt) 
     t.pager().boundary();
     std::vector<AsyncTensor> others{t.make(), t.make()};
     EXPECT_FALSE(t.world.is_resident(saved.tensor));
+    t.world.operate(&saved.tensor, 3, UseKind::kInPlace);
     open_late(gate);
-    t.world.operate(&saved.tensor, 1, UseKind::kInPlace);
     for (AsyncTensor& other : others) {
         t.world.operate(&other, 1, UseKind::kBringIn);
         t.world.port.drop(other.owner);
@@ -141,6 +143,32 @@ TEST(PagerSavedStreamsTest, BlocksFreedDuringTheCopyAreReusedAfterIt) {
     for (AsyncTensor& other : others) {
         t.world.operate(&other, 1, UseKind::kBringIn);
         t.world.port.drop(other.owner);
+    }
+}
+
+TEST(PagerSavedStreamsTest, AHostBlockThatTheCopyStillFillsIsNobodyElses) {
+    for (const bool freed : {false, true}) {
+        SavedWorld t(1);
+        AsyncTensor x = t.make();
+        AsyncTensor rock = t.make(3);
+        t.pager().pin_for_good(rock.owner, 3);
+        const auto gate = t.world.hold_back(2);
+        t.world.operate(&x, 2, UseKind::kInPlace);
+        SavedTensor& saved = t.save(x);
+        t.pager().boundary();
+        if (freed) {
+            t.drop_last();
+        } else {
+            t.pager().unpack(saved.storage, 1, {});
+        }
+        AsyncTensor born_cold = t.make(3);
+        EXPECT_FALSE(t.world.is_resident(born_cold));
+        t.world.launch_on(&born_cold, 3)->wait();
+        open_late(gate);
+        t.world.finish_all();
+        t.world.operate(&born_cold, 3, UseKind::kInPlace);
+        t.world.port.drop(born_cold.owner);
+        t.world.port.drop(rock.owner);
     }
 }
 
