@@ -43,7 +43,7 @@ def enable(**keys: object) -> None:
             trainstream.optim, whose Adam and AdamW torch.optim's then are. Default "stock".
         moments: "float32", "bfloat16" or "auto", of those optimizers. Default "auto".
         activations: "all" or a fraction ("0.5") is `spill_activations` around all that the calling
-            thread does from now on; "auto" and "off": only where the script says so. Default "auto".
+            thread does from now on; "auto" and "off": only where the script says. Default "auto".
         min_storage: Storages under this size are never touched. Default "1MiB".
         plan: True loads ahead of need once a step was recorded, False on demand only. Default True.
         verify: True checks that every storage dropped without a copy loses nothing. Default False.

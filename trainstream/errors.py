@@ -259,8 +259,8 @@ def not_a_tensor(function: str, value: object) -> TypeError:
 
 def not_a_forward(function: object) -> TypeError:
     return TypeError(
-        "trainstream.spill_activations() decorates a function that returns once its forward pass is "
-        f"done, got {function!r}; inside a generator or coroutine use it as a context manager"
+        "trainstream.spill_activations() decorates a function that returns once its forward pass "
+        f"is done, got {function!r}; inside a generator or coroutine use it as a context manager"
     )
 
 

@@ -511,8 +511,8 @@ void Pager::step_done() {
         spill_moves_at_last_step_ = spill_moves_;
         const uint64_t budget = memory_.budget_bytes();
         moved = moves != moves_at_last_step_;
-        const bool quiet = !moved && !spilled && moving_ == 0 && stats_.cold_bytes == 0 && plan_ == nullptr &&
-                           resident_peak_bytes_ <= budget - budget / 10;
+        const bool quiet = !moved && !spilled && moving_ == 0 && stats_.cold_bytes == 0 &&
+                           plan_ == nullptr && resident_peak_bytes_ <= budget - budget / 10;
         moves_at_last_step_ = moves;
         quiet_steps_ = quiet ? quiet_steps_ + 1 : 0;
         if (quiet_steps_ >= kQuietSteps && watch_.load() == Watch::kOn && !capturing()) {

@@ -63,6 +63,13 @@ public:
         world.finish_all();
         pager().boundary();
     }
+    /// A kernel on stream 2 that runs once the gate is open, so that a copy has to wait for it too.
+    std::shared_ptr<ManualEvent> use_late(AsyncTensor* tensor, Content after = nullptr) {
+        world.device.wait(2, world.device.record(1));  // As a script orders what it wrote on 1.
+        std::shared_ptr<ManualEvent> gate = world.hold_back(2);
+        world.operate(tensor, 2, UseKind::kInPlace, std::move(after));
+        return gate;
+    }
     /// A cold activation whose load, once one begins, waits for the gate.
     std::shared_ptr<ManualEvent> gate_loads_of(SavedTensor& one) {
         std::shared_ptr<ManualEvent> gate = world.hold_back(2);
@@ -93,8 +100,7 @@ void open_late(const std::shared_ptr<ManualEvent>& gate) {
 TEST(PagerSavedStreamsTest, ACopyWaitsForKernelsBeforeItAndNoStreamForTheCopy) {
     SavedWorld t(4);
     AsyncTensor x = t.make();
-    const auto gate = t.world.hold_back(2);
-    t.world.operate(&x, 2, UseKind::kInPlace, t.fresh());
+    const auto gate = t.use_late(&x, t.fresh());
     SavedTensor& saved = t.save(x);
     t.pager().boundary();
     EXPECT_EQ(t.pager().stats().spilled_bytes, kActivation);
@@ -113,8 +119,7 @@ TEST(PagerSavedStreamsTest, ACopyWaitsForKernelsBeforeItAndNoStreamForTheCopy) {
 TEST(PagerSavedStreamsTest, RoomThatIsNeededBeforeTheCopyHasEndedIsUsedAfterIt) {
     SavedWorld t(2);
     AsyncTensor x = t.make();
-    const auto gate = t.world.hold_back(2);
-    t.world.operate(&x, 2, UseKind::kInPlace);
+    const auto gate = t.use_late(&x);
     SavedTensor& saved = t.save(x);
     t.pager().boundary();
     std::vector<AsyncTensor> others{t.make(), t.make()};
@@ -130,8 +135,7 @@ TEST(PagerSavedStreamsTest, RoomThatIsNeededBeforeTheCopyHasEndedIsUsedAfterIt) 
 TEST(PagerSavedStreamsTest, BlocksFreedDuringTheCopyAreReusedAfterIt) {
     SavedWorld t(2);
     AsyncTensor x = t.make();
-    const auto gate = t.world.hold_back(2);
-    t.world.operate(&x, 2, UseKind::kInPlace);
+    const auto gate = t.use_late(&x);
     t.save(x);
     t.pager().boundary();
     t.drop_last();  // A graph that nobody needs any more.
@@ -152,8 +156,7 @@ TEST(PagerSavedStreamsTest, AHostBlockThatTheCopyStillFillsIsNobodyElses) {
         AsyncTensor x = t.make();
         AsyncTensor rock = t.make(3);
         t.pager().pin_for_good(rock.owner, 3);
-        const auto gate = t.world.hold_back(2);
-        t.world.operate(&x, 2, UseKind::kInPlace);
+        const auto gate = t.use_late(&x);
         SavedTensor& saved = t.save(x);
         t.pager().boundary();
         if (freed) {
