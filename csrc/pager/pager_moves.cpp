@@ -472,6 +472,7 @@ void Pager::finish_restore(const Entry& entry, StreamId stream, void* block, con
         if (moved) {
             map_.insert(storage);
             resident_peak_bytes_ = std::max(resident_peak_bytes_, map_.bytes());
+            spill_moves_ += storage->spill != Spill::kNo ? 1 : 0;  // It had left without need.
         }
         check_invariants();
     }

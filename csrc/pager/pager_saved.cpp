@@ -27,10 +27,12 @@ constexpr size_t kLooks = 8;
 // script its list of hidden states. A layer's own variables live for some 60 operators.
 constexpr int kLooksMax = 256;
 
-// Of the budget, what saved tensors and all else that the step makes may take. The rest is for what
-// streams through: weights, and what comes back.
-constexpr uint64_t kBesideParts = 3;
-constexpr uint64_t kBesideOf = 4;
+// A step whose peak leaves this part of the budget free fits, whatever lies between its blocks.
+constexpr uint64_t kSparePart = 16;
+
+// Of the budget of one that does not, what is for weights and states that stream through and for
+// what comes back. The rest is for what the step makes.
+constexpr uint64_t kStreamPart = 4;
 
 void wait_on_host(const Event& event) noexcept {
     try {
@@ -92,14 +94,13 @@ void Pager::spill(const StoragePtr& storage, bool by_need) {
 /// By how much the step that has ended was too large, beside what a plan streams. Its first saved
 /// tensors are to leave: backward needs them last, so there is most time to hide their copies.
 void Pager::plan_spills(uint64_t live_peak_bytes) {
+    const uint64_t budget = memory_.budget_bytes();
     spill_wish_bytes_ = 0;
-    const uint64_t may_take = memory_.budget_bytes() / kBesideOf * kBesideParts;
-    if (live_peak_bytes <= may_take) {
-        spill_need_bytes_ = 0;
-        return;
+    spill_need_bytes_ = 0;
+    if (live_peak_bytes > budget - budget / kSparePart) {
+        const uint64_t beside_bytes = bytes_not_planned(live_peak_bytes);
+        spill_need_bytes_ = beside_bytes - std::min(beside_bytes, budget - budget / kStreamPart);
     }
-    const uint64_t beside_bytes = bytes_not_planned(live_peak_bytes);
-    spill_need_bytes_ = beside_bytes - std::min(beside_bytes, may_take);
 }
 
 /// Called at a boundary, with nothing held.

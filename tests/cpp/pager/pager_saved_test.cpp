@@ -112,7 +112,7 @@ TEST(PagerSavedTest, WeightsOfEarlierStepsAndWhatIsPinnedStay) {
 }
 
 TEST(PagerSavedTest, ByNeedTakesWhatTheLastStepHadTooMuchAndNothingBefore) {
-    SavedWorld t(8);  // Of which 6 are for what a step makes.
+    SavedWorld t(8);  // Of which 6 are for what a step makes that does not fit.
     const auto step = [&t](int activations) {
         const uint64_t before = t.pager.stats().spilled_bytes;
         std::vector<std::pair<FakeOwner*, StoragePtr>> saved;
@@ -129,7 +129,7 @@ TEST(PagerSavedTest, ByNeedTakesWhatTheLastStepHadTooMuchAndNothingBefore) {
         t.pager.step_done();
         return (t.pager.stats().spilled_bytes - before) / kActivation;
     };
-    EXPECT_EQ(step(5), 0u);
+    EXPECT_EQ(step(7), 0u);
     EXPECT_EQ(step(8), 0u) << "the step before fitted";
     EXPECT_EQ(step(8), 2u);
     EXPECT_EQ(step(5), 2u);
@@ -139,17 +139,21 @@ TEST(PagerSavedTest, ByNeedTakesWhatTheLastStepHadTooMuchAndNothingBefore) {
 
 TEST(PagerSavedTest, ARunThatFitsGoesOnSpillingWhatItIsToldTo) {
     SavedWorld t(16);
+    FakeOwner* weight = t.make(kActivation, 100);
     for (int i = 0; i < 6; ++i) {
         FakeOwner* x = t.make(kActivation, i);
         const StoragePtr storage = t.save(x);
         t.port.drop(x);
         t.boundaries(2);
         EXPECT_TRUE(t.is_cold(x)) << i;
+        EXPECT_TRUE(t.reads(x, i, UseKind::kBringIn));
         t.unsave(x, storage);
+        EXPECT_TRUE(t.reads(weight, 100, UseKind::kBringIn));
         t.pager.step_done();
     }
     EXPECT_EQ(t.port.watchers(), 1);
     EXPECT_EQ(t.pager.stats().plans, 0u) << "nothing left for want of room";
+    t.port.drop(weight);
     t.expect_nothing_left();
 }
 
