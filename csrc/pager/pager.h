@@ -250,7 +250,6 @@ private:
     void work_on_spills();
     void drop_what_is_copied();
     void copy_what_is_cold();
-    StoragePtr next_copied() const;
     StoragePtr next_cold() TS_REQUIRES(mutex_);
     bool only_saved(const Storage& storage) const TS_REQUIRES(mutex_);
     bool copy_out_ahead(const StoragePtr& storage);
@@ -346,6 +345,7 @@ private:
     // Those to leave, in the order of saving; and those whose copies have begun, in that order.
     std::deque<StoragePtr> spill_waiting_ TS_GUARDED_BY(mutex_);
     std::deque<StoragePtr> spill_copying_ TS_GUARDED_BY(mutex_);
+    uint64_t spill_copying_bytes_ TS_GUARDED_BY(mutex_) = 0;
     bool spill_busy_ TS_GUARDED_BY(mutex_) = false;  // A thread works on them.
     std::atomic<bool> spilling_{false};              // There may be some.
     std::atomic<bool> has_spilled_{false};

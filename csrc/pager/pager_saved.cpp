@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <iterator>
 #include <utility>
 
 #include "base/assert.h"
@@ -27,12 +28,26 @@ constexpr size_t kLooks = 8;
 // script its list of hidden states. A layer's own variables live for some 60 operators.
 constexpr int kLooksMax = 256;
 
+// Of the budget, what may be on its way out. The host is often a whole forward pass ahead of the
+// device, and would find no copy ended before all is allocated; so beyond this the home stream
+// waits for the oldest copy, which has ended by then unless the link is slower than the kernels.
+constexpr uint64_t kOnItsWayPart = 32;
+
 // A step whose peak leaves this part of the budget free fits, whatever lies between its blocks.
 constexpr uint64_t kSparePart = 16;
 
 // Of the budget of one that does not, what is for weights and states that stream through and for
 // what comes back. The rest is for what the step makes.
 constexpr uint64_t kStreamPart = 4;
+
+/// Backward is about to ask for it, so it no longer leaves. True: it has left.
+bool returns_to_backward(const StoragePtr& storage) {
+    if (storage->spill == Spill::kNo) {
+        return false;
+    }
+    storage->spill = Spill::kReturned;
+    return storage->residency() == Residency::kCold;
+}
 
 void wait_on_host(const Event& event) noexcept {
     try {
@@ -112,8 +127,8 @@ void Pager::work_on_spills() {
         }
         spill_busy_ = true;
     }
-    drop_what_is_copied();
     copy_what_is_cold();
+    drop_what_is_copied();
     {
         MutexLock lock(mutex_);
         spill_busy_ = false;
@@ -124,13 +139,20 @@ void Pager::work_on_spills() {
 
 /// Copies end in the order in which they began, so only the first is asked about.
 void Pager::drop_what_is_copied() {
-    while (const StoragePtr storage = next_copied()) {
+    const uint64_t on_its_way_max = memory_.budget_bytes() / kOnItsWayPart;
+    for (;;) {
+        StoragePtr storage;
         Event copied;
         bool leaves = false;
         {
             MutexLock lock(mutex_);
+            if (spill_copying_.empty()) {
+                return;
+            }
+            storage = spill_copying_.front();
             leaves = storage->spill == Spill::kLeaving && storage->is_clean();
-            copied = storage->copied();
+            const uint64_t later_bytes = spill_copying_bytes_ - storage->size_bytes();
+            copied = later_bytes < on_its_way_max ? storage->copied() : nullptr;
         }
         if (leaves && copied != nullptr && !copied->is_done()) {
             return;
@@ -139,12 +161,8 @@ void Pager::drop_what_is_copied() {
         MutexLock lock(mutex_);
         spill_moves_ += left ? 1 : 0;
         spill_copying_.pop_front();
+        spill_copying_bytes_ -= storage->size_bytes();
     }
-}
-
-StoragePtr Pager::next_copied() const {
-    MutexLock lock(mutex_);
-    return spill_copying_.empty() ? nullptr : spill_copying_.front();
 }
 
 void Pager::copy_what_is_cold() {
@@ -162,6 +180,7 @@ void Pager::copy_what_is_cold() {
         if (storage != nullptr && copy_out_ahead(storage)) {
             MutexLock lock(mutex_);
             spill_copying_.push_back(storage);
+            spill_copying_bytes_ += storage->size_bytes();
         }
     }
 }
@@ -253,8 +272,10 @@ bool Pager::copy_to_new_host_block(const StoragePtr& storage) {
 void Pager::unpack(const StoragePtr& storage, StreamId stream,
                    const std::vector<StoragePtr>& next) {
     Event ready;
+    std::vector<StoragePtr> away;
     {
         MutexLock lock(mutex_);
+        std::copy_if(next.begin(), next.end(), std::back_inserter(away), returns_to_backward);
         if (storage->spill != Spill::kNo) {
             storage->spill = Spill::kReturned;
             storage->touch(clock_);
@@ -274,7 +295,7 @@ void Pager::unpack(const StoragePtr& storage, StreamId stream,
             device_.wait(stream, ready);
         }
     }
-    for (const StoragePtr& other : next) {
+    for (const StoragePtr& other : away) {
         if (!bring_in_ahead(other)) {
             break;
         }
@@ -287,12 +308,9 @@ bool Pager::bring_in_ahead(const StoragePtr& storage) {
     void* owner = nullptr;
     {
         MutexLock lock(mutex_);
-        if (storage->spill == Spill::kNo || storage->freed || !may_move()) {
-            return true;
-        }
-        storage->spill = Spill::kReturned;
-        if (!storage->may_come_in() || !only_saved(*storage)) {
-            return true;  // It is there, or on its way; or a kernel might find it half come.
+        const bool can = storage->may_come_in() && !storage->freed && may_move();
+        if (!can || !only_saved(*storage)) {
+            return true;  // Whoever else holds it might find it half come.
         }
         storage->begin_restore();
         begin_move();

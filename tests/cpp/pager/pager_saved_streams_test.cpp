@@ -132,6 +132,33 @@ TEST(PagerSavedStreamsTest, RoomThatIsNeededBeforeTheCopyHasEndedIsUsedAfterIt) 
     }
 }
 
+TEST(PagerSavedStreamsTest, AHostFarAheadHasOnlySoMuchOnItsWay) {
+    SavedWorld t(6);
+    AsyncTensor x = t.make();
+    const auto gate = t.use_late(&x);
+    t.save(x);
+    for (int i = 0; i < 3; ++i) {
+        t.save(t.make());
+        t.pager().boundary();
+    }
+    // Their copies are behind the gate, all of them; the last may still be on its way.
+    for (size_t i = 0; i < t.saved.size(); ++i) {
+        EXPECT_EQ(t.world.is_resident(t.saved[i].tensor), i + 1 == t.saved.size()) << i;
+    }
+    std::vector<AsyncTensor> others;
+    for (int i = 0; i < 4; ++i) {
+        others.push_back(t.make());  // Where they were.
+    }
+    open_late(gate);
+    for (SavedTensor& saved : t.saved) {
+        t.world.operate(&saved.tensor, 3, UseKind::kInPlace);
+    }
+    for (AsyncTensor& other : others) {
+        t.world.operate(&other, 1, UseKind::kInPlace);
+        t.world.port.drop(other.owner);
+    }
+}
+
 TEST(PagerSavedStreamsTest, BlocksFreedDuringTheCopyAreReusedAfterIt) {
     SavedWorld t(2);
     AsyncTensor x = t.make();
