@@ -87,7 +87,8 @@ SavedTensor::SavedTensor(const at::Tensor& tensor)
       version_(static_cast<uint32_t>(tensor._version())) {}
 
 SavedTensor::~SavedTensor() {
-    if (storage_ != nullptr) {
+    // In a forked child the locks are as other threads of the parent left them.
+    if (storage_ != nullptr && !PagerRegistry::instance().forked()) {
         order_->remove(this);
         pager_->unsave(storage_);
     }
