@@ -1,4 +1,4 @@
-"""A decoder of Qwen2's shape in plain PyTorch, with no checkpointing: activations are its memory."""
+"""A decoder of Qwen2's shape in plain PyTorch. No checkpointing: activations are its memory."""
 
 import torch
 from torch import nn

@@ -247,6 +247,10 @@ bool Pager::copy_to_new_host_block(const StoragePtr& storage) {
     if (!host.has_value()) {
         return false;
     }
+    if (!host->page_locked) {
+        host_.free(*host, {});  // The driver would have the host wait for such a copy.
+        return false;
+    }
     std::vector<StreamId> streams;
     Event last;
     {
@@ -308,7 +312,8 @@ bool Pager::bring_in_ahead(const StoragePtr& storage) {
     void* owner = nullptr;
     {
         MutexLock lock(mutex_);
-        const bool can = storage->may_come_in() && !storage->freed && may_move();
+        const bool can =
+            storage->may_come_in() && storage->host().page_locked && !storage->freed && may_move();
         if (!can || !only_saved(*storage)) {
             return true;  // Whoever else holds it might find it half come.
         }

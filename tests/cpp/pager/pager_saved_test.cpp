@@ -197,6 +197,23 @@ TEST(PagerSavedTest, FailuresLeaveItWhereItIs) {
     t.expect_nothing_left();
 }
 
+TEST(PagerSavedTest, WithoutPageLocksNothingIsCopiedAhead) {
+    SavedWorld t(8);
+    t.door.refuse_page_lock = true;
+    FakeOwner* x = t.make(kActivation, 1);
+    const StoragePtr storage = t.save(x);
+    t.port.drop(x);
+    t.boundaries(3);
+    EXPECT_TRUE(t.is_resident(x)) << "the host would have waited";
+    EXPECT_EQ(t.pager.evict_all(), kActivation);
+    t.pager.unpack(storage, 0, {storage});
+    EXPECT_TRUE(t.is_cold(x));
+    EXPECT_TRUE(t.reads(x, 1, UseKind::kBringIn));
+    EXPECT_EQ(t.pager.stats().spilled_bytes + t.pager.stats().returned_bytes, 0u);
+    t.unsave(x, storage);
+    t.expect_nothing_left();
+}
+
 TEST(PagerSavedTest, ComesBackIntoFreeRoomOnlyAndInTheOrderAsked) {
     SavedWorld t(4);
     std::vector<std::pair<FakeOwner*, StoragePtr>> saved;
