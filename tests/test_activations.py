@@ -477,6 +477,31 @@ if _C is not None:
     run_both(tmp_path, script, "vram:12MiB,min_storage:64KiB")
 
 
+def test_steps_of_random_lengths_lock_no_more_memory(tmp_path):
+    script = (
+        PRELUDE
+        + """
+import random
+net, lengths = model(6), random.Random(3)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1, foreach=False)
+for step in range(30):
+    rows = 256 if step < 2 else 2 * lengths.randrange(32, 129)
+    with spill(share=(0.5, 1, 1)[step % 3] if step >= 2 else 1):
+        loss = net(batch(step)[:rows]).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    now = stats()
+    if step == 1:
+        early = now
+for name in ("page_locks", "growths", "page_locked_bytes"):
+    assert now[name] == early[name] > 0, (name, early, now)
+assert now["spilled_bytes"] > 60 << 20 and now["plans"] == 0, now
+"""
+    )
+    run_real(tmp_path, script, f"{ROOMY},min_storage:64KiB")
+
+
 @pytest.mark.parametrize(("value", "low", "high"), [("all", 10, 14), ("0.5", 5, 7), ("off", 0, 0)])
 def test_the_variable_takes_a_share_of_everything(tmp_path, value, low, high):
     script = (
