@@ -150,7 +150,7 @@ public:
     /// A tensor is saved for backward that holds one reference to `owner`'s bytes, until unsave().
     Save save(const void* owner);
     void unsave(const StoragePtr& storage) noexcept;
-    /// The storage leaves, with no stream waiting for it, once nothing but saved tensors holds it.
+    /// The storage leaves once nothing but saved tensors holds it, ahead of any want of room.
     /// `by_need`: only as far as the last step would not have fitted.
     void spill(const StoragePtr& storage, bool by_need);
     /// A saved tensor of `storage` is about to be used by `stream`, then those of `next`. Brings in

@@ -3,7 +3,7 @@
 // Saved tensors are storages like others, and eviction on demand would do. But who saves one knows
 // more: nothing needs it before backward, and backward asks in reverse. So it is copied out while
 // the forward pass goes on, given up once the copy has ended, and brought in before it is asked
-// for; no stream waits for either copy.
+// for; no stream waits for either copy, but for room.
 //
 // Cold is what nothing but saved tensors holds. That is exact: no operator, announced or not, can
 // read or write it before one of them is unpacked, and parameters, buffers and their views are

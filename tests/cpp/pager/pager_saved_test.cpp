@@ -197,6 +197,23 @@ TEST(PagerSavedTest, FailuresLeaveItWhereItIs) {
     t.expect_nothing_left();
 }
 
+TEST(PagerSavedTest, WhatOthersHoldComesBackOnDemandOnly) {
+    SavedWorld t(8);
+    FakeOwner* x = t.make(kActivation, 1);
+    const StoragePtr storage = t.save(x);
+    t.port.drop(x);
+    t.boundaries(2);
+    ASSERT_TRUE(t.is_cold(x));
+    x->strong.fetch_add(1);  // A kernel that nobody announces may be given what this one holds.
+    t.pager.unpack(storage, 0, {storage});
+    EXPECT_TRUE(t.is_cold(x));
+    t.port.drop(x);
+    t.pager.unpack(storage, 0, {storage});
+    EXPECT_TRUE(t.is_resident(x));
+    t.unsave(x, storage);
+    t.expect_nothing_left();
+}
+
 TEST(PagerSavedTest, WithoutPageLocksNothingIsCopiedAhead) {
     SavedWorld t(8);
     t.door.refuse_page_lock = true;
