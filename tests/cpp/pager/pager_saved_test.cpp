@@ -197,6 +197,24 @@ TEST(PagerSavedTest, FailuresLeaveItWhereItIs) {
     t.expect_nothing_left();
 }
 
+TEST(PagerSavedTest, WhatBackwardAsksForNextNoLongerLeaves) {
+    SavedWorld t(8);
+    FakeOwner* x = t.make(kActivation, 1);
+    FakeOwner* last = t.make(kActivation, 2);
+    const StoragePtr storage = t.save(x);
+    const StoragePtr last_storage = t.save(last);
+    t.pager.unpack(last_storage, 0, {storage});
+    t.port.drop(x);
+    t.port.drop(last);
+    t.boundaries(3);
+    EXPECT_TRUE(t.is_resident(x));
+    EXPECT_TRUE(t.is_resident(last));
+    EXPECT_EQ(t.pager.stats().spilled_bytes, 0u);
+    t.unsave(x, storage);
+    t.unsave(last, last_storage);
+    t.expect_nothing_left();
+}
+
 TEST(PagerSavedTest, WhatOthersHoldComesBackOnDemandOnly) {
     SavedWorld t(8);
     FakeOwner* x = t.make(kActivation, 1);
