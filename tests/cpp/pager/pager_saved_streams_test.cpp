@@ -117,13 +117,16 @@ TEST(PagerSavedStreamsTest, ACopyWaitsForKernelsBeforeItAndNoStreamForTheCopy) {
 }
 
 TEST(PagerSavedStreamsTest, RoomThatIsNeededBeforeTheCopyHasEndedIsUsedAfterIt) {
-    SavedWorld t(2);
+    SavedWorld t(3);
+    AsyncTensor older = t.make();
     AsyncTensor x = t.make();
     const auto gate = t.use_late(&x);
     SavedTensor& saved = t.save(x);
     t.pager().boundary();
     std::vector<AsyncTensor> others{t.make(), t.make()};
     EXPECT_FALSE(t.world.is_resident(saved.tensor));
+    EXPECT_TRUE(t.world.is_resident(older)) << "what is leaving anyway is the coldest";
+    others.push_back(older);
     t.world.operate(&saved.tensor, 3, UseKind::kInPlace);
     open_late(gate);
     for (AsyncTensor& other : others) {
