@@ -40,7 +40,7 @@ def test_empty_text_gives_the_defaults():
 def test_every_key_is_read():
     got = config.parse_conf(
         "vram:40%, ram:2GiB ,device:SIM,optimizer:hybrid,moments:bfloat16,min_storage:64KiB,"
-        "verify:1,report:out/run.json,log:debug"
+        "activations:ALL,verify:1,report:out/run.json,log:debug"
     )
     assert got == Config(
         vram=Amount(percent=40),
@@ -48,6 +48,7 @@ def test_every_key_is_read():
         device="sim",
         optimizer="hybrid",
         moments="bfloat16",
+        activations="all",
         min_storage=2**16,
         verify=True,
         report="out/run.json",
@@ -70,8 +71,12 @@ def test_amounts_are_encoded_for_the_extension():
 
 
 def test_text_of_a_configuration_gives_it_back():
-    conf = config.parse_conf("vram:40%,ram:1GiB,device:cuda,verify:1,report:a:b.json,log:info")
+    text = "vram:40%,ram:1GiB,device:cuda,activations:.25,verify:1,report:a:b.json,log:info"
+    conf = config.parse_conf(text)
     assert config.parse_conf(str(conf)) == conf
+    assert (
+        conf.activations == "0.25" == config.with_keywords(conf, {"activations": 0.25}).activations
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,6 +92,8 @@ def test_text_of_a_configuration_gives_it_back():
         ("min_storage:auto", ["'auto'", "'min_storage'", "a size above 0"]),
         ("device:tpu", ["'tpu'", "'device'", "auto, cuda, sim"]),
         ("optimizer:sgd", ["'sgd'", "'optimizer'", "stock, host, stream, hybrid, auto"]),
+        ("activations:some", ["'some'", "'activations'", "auto, off, all", "fraction"]),
+        ("activations:1.5", ["'1.5'", "'activations'", "from 0 to 1"]),
         ("verify:yes", ["'yes'", "'verify'", "0, 1"]),
         ("report:", ["'report'", "name of a file"]),
         ("log:loud", ["'loud'", "'log'", "off, warn, info, debug"]),

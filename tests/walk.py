@@ -25,6 +25,7 @@ import trainstream
 
 LARGEST = 2.0**20  # Beyond it values are folded back, so that matmul stays below 2**24.
 PAIRS_MAX = 24
+GRAPHS_MAX = 4
 ALIASES_MAX = 3  # Their storages stay on the device for good.
 
 
@@ -63,6 +64,7 @@ class Walk:
         self.random, self.scale = random.Random(seed), scale
         self.device = "cuda" if device == "cuda" else "cpu"
         self.pairs, self.shared, self.mine = [], shared, mine
+        self.graphs = []
         self.compared = self.exhausted = 0
 
     def run(self, operations, forks=False, faults=False, lazy=True):
@@ -71,6 +73,7 @@ class Walk:
         steps += [self.resize, self.set, self.swap_data, self.write_raw, self.evict, self.stack] * 2
         steps += [self.read_shared, self.clone, self.cast, self.index, self.refill, self.foreach]
         steps += [self.differentiate, self.deepcopy, self.keep_alias]
+        steps += [self.save, self.recall] * 2
         steps += [self.write_alias, self.write_mine, self.write_mine_in_place, self.multiply_mine]
         steps += [self.lazy_clone] * lazy
         for _ in range(operations):
@@ -84,6 +87,7 @@ class Walk:
                 self.fork()
             if faults and self.random.random() < 0.01:
                 extension.sim_faults(self.random.choice((0, 1, 2, 7)), 2**63)
+        self.graphs.clear()
         while self.pairs:
             self.check(self.pairs.pop())
         self.check(self.mine)
@@ -91,6 +95,7 @@ class Walk:
     def make_room(self):
         """An operation that allocates does so before it changes anything, so twins stay right."""
         self.exhausted += 1
+        self.graphs.clear()
         self.random.shuffle(self.pairs)
         del self.pairs[len(self.pairs) // 2 :]
 
@@ -256,6 +261,30 @@ class Walk:
             self.evict()
         loss.backward()
         twin = numpy.fmod(pair.twin, numpy.float32(9)) * numpy.float32(2)
+        self.fold(self.keep(leaf.grad, twin))
+
+    def save(self):
+        """A graph whose saved tensors leave early, a view beside its whole; recalled later."""
+        if len(self.graphs) == GRAPHS_MAX:
+            self.graphs.pop(0)
+        pair = self.pick()
+        leaf = pair.tensor.detach().fmod(5.0).requires_grad_()
+        twin = numpy.fmod(pair.twin, numpy.float32(5)) * numpy.float32(18)
+        rows = len(twin) // 2
+        with trainstream.spill_activations(share=self.random.choice((0.5, 1))):
+            hidden = leaf * 3.0
+            loss = (hidden * hidden).sum() + hidden[:rows].square().sum()
+        twin[:rows] *= numpy.float32(2)
+        self.graphs.append((leaf, loss, twin))
+
+    def recall(self):
+        if not self.graphs:
+            return
+        leaf, loss, twin = self.graphs.pop(self.random.randrange(len(self.graphs)))
+        if self.random.random() < 0.3:
+            loss.backward(retain_graph=True)
+            twin *= numpy.float32(2)
+        loss.backward()
         self.fold(self.keep(leaf.grad, twin))
 
     # --- Storages that change ---
@@ -427,7 +456,8 @@ def main(options):
     stats = check_baseline()
     if stats["verify_faults"]:
         raise SystemExit(f"walk: {stats['verify_faults']} writes were not announced")
-    moved = {key: stats[key] >> 10 for key in ("evicted_bytes", "restored_bytes", "in_place_bytes")}
+    keys = ("evicted", "restored", "in_place", "spilled", "returned")
+    moved = {key: stats[f"{key}_bytes"] >> 10 for key in keys}
     print(
         f"walk: {options.operations} operations, {compared} comparisons, no difference; "
         f"KiB {moved}, moves refused {stats['failures']}, memory exhausted {exhausted}"

@@ -25,6 +25,7 @@ __all__ = [
     "pin",
     "profile_hardware",
     "session",
+    "spill_activations",
     "unwrap",
     "wrap",
 ]
@@ -44,6 +45,8 @@ def enable(**keys: object) -> None:
         optimizer: "stock", the script's own; or "host", "stream", "hybrid" or "auto", the engine of
             trainstream.optim, whose Adam and AdamW torch.optim's then are. Default "stock".
         moments: "float32", "bfloat16" or "auto", of those optimizers. Default "auto".
+        activations: "all" or a fraction ("0.5") is `spill_activations` around all that the calling
+            thread does from now on; "auto" and "off": only where the script says. Default "auto".
         min_storage: Storages under this size are never touched. Default "1MiB".
         plan: True loads ahead of need once a step was recorded, False on demand only. Default True.
         verify: True checks that every storage dropped without a copy loses nothing. Default False.
@@ -110,7 +113,8 @@ def memory_stats() -> dict[str, int | float | str]:
     """Counters since switching on, sizes in bytes and times in ns; empty while trainstream is off.
 
     Keys: device, budget_bytes, peak_bytes, evicted_bytes, restored_bytes, in_place_bytes,
-    dropped_bytes (left without a copy), born_cold_bytes, host_in_use_bytes, page_locked_bytes,
+    dropped_bytes (left without a copy), spilled_bytes and returned_bytes (of evicted and restored:
+    saved for backward, ahead of need), born_cold_bytes, host_in_use_bytes, page_locked_bytes,
     page_locked_bytes_peak, optimizer_bytes (trainstream.optim's states), host_limit_bytes,
     resident_bytes, cold_bytes, pins, evictions, restores, failures, growths, steps, copy_ns (copies
     ran, both directions added up), stall_ns (compute waited for them, as far as it was measured).
@@ -136,6 +140,34 @@ def profile_hardware(refresh: bool = False):
     from trainstream import hardware
 
     return hardware.profile(refresh)
+
+
+def spill_activations(share: float | str = "auto", min_size: int | str | None = None):
+    """A context manager, and a decorator, around a forward pass: what it saves leaves early.
+
+    Copies of what is saved for backward go to host memory while the forward pass goes on, and come
+    back before backward asks for them; nothing waits for them. Without it the same tensors leave
+    once their room is needed, and whoever needs the room waits. The bits are the same.
+
+    Parameters, buffers, what the script itself holds, and on CUDA what is on the CPU stay. Does
+    nothing while trainstream is off, inside the user's own saved-tensor hooks or those of
+    torch.utils.checkpoint (which decide what is saved there), and where torch.compile traces it;
+    around compiled functions it works. torch.func's transforms of functions refuse hooks.
+
+    Args:
+        share: Of the bytes saved, a number from 0 to 1: which storages that is, is the same in each
+            step. "auto": as many bytes as the last step, ended by an optimizer or mark_step(), had
+            too much, so none while the run fits. Default "auto".
+        min_size: Storages under it stay: bytes or a size ("4MiB"). Default None: `min_storage`,
+            under which nothing is moved at all.
+
+    Raises:
+        ValueError: An argument is none of these.
+        TypeError: It decorates something else than a function that returns once it is done.
+    """
+    from trainstream import _spill
+
+    return _spill.make(share, min_size)
 
 
 def mark_step() -> None:

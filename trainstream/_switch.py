@@ -13,7 +13,7 @@ from types import ModuleType
 
 import torch
 
-from trainstream import _edges, _exit, _foreach, _record, _step, config, errors
+from trainstream import _edges, _exit, _foreach, _record, _spill, _step, config, errors
 
 
 @dataclass(frozen=True)
@@ -188,6 +188,8 @@ def _finish(wanted: config.Config, device: str, extension: ModuleType) -> None:
     _edges.install(extension, device)
     _foreach.install(extension, device)
     _state = state
+    if wanted.activations not in ("auto", "off"):
+        _spill.push(1.0 if wanted.activations == "all" else float(wanted.activations), min_bytes=0)
     if wanted.optimizer != "stock":
         _replace_optimizers()
     if wanted.log in ("info", "debug"):

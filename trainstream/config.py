@@ -21,8 +21,8 @@ for _power, _letter in enumerate("kmgt", start=1):
 _SIZE = re.compile(r"(\d+)(?:\.(\d+))?\s*([a-z]*)")
 _SIZE_BYTES_MAX = 2**62  # The extension takes 64-bit integers with a sign.
 
-_SIZE_ALLOWED = "a size above 0 such as 8589934592, 8GiB, 1.5GiB, 800MB or 8G (= 8GiB)"
-_AMOUNT_ALLOWED = f"auto, {_SIZE_ALLOWED}, or a whole percent from 1% to 100%"
+SIZE_ALLOWED = "a size above 0 such as 8589934592, 8GiB, 1.5GiB, 800MB or 8G (= 8GiB)"
+_AMOUNT_ALLOWED = f"auto, {SIZE_ALLOWED}, or a whole percent from 1% to 100%"
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,9 @@ class Config:
         optimizer: "stock", the script's own; or the engine that torch.optim.Adam and AdamW get in
             place of their own: "host", "stream", "hybrid" or "auto". Default "stock".
         moments: "float32", "bfloat16" or "auto", of those. Default "auto".
+        activations: What is saved for backward, and leaves before its room is needed: "auto" and
+            "off", only where the script says so (trainstream.spill_activations); "all"; or a
+            fraction of its bytes, such as "0.5". Default "auto".
         min_storage: Storages under this many bytes are never touched. Default 1 MiB.
         plan: Load ahead of need once a step was recorded; False moves on demand only. Default True.
         verify: Check that every clean drop loses nothing; slow. Default False.
@@ -74,6 +77,7 @@ class Config:
     device: str = "auto"
     optimizer: str = "stock"
     moments: str = "auto"
+    activations: str = "auto"
     min_storage: int = 2**20
     plan: bool = True
     verify: bool = False
@@ -100,7 +104,7 @@ def parse_size(text: str) -> int | None:
 def _size(key: str, text: str) -> int:
     size_bytes = parse_size(text)
     if size_bytes is None:
-        raise errors.bad_value(key, text, _SIZE_ALLOWED)
+        raise errors.bad_value(key, text, SIZE_ALLOWED)
     return size_bytes
 
 
@@ -125,6 +129,14 @@ def _one_of(*allowed: str) -> Callable[[str, str], str]:
     return parse
 
 
+def _activations(key: str, text: str) -> str:
+    if text.lower() in ("auto", "off", "all"):
+        return text.lower()
+    if re.fullmatch(r"\d*\.?\d+", text) and 0 <= float(text) <= 1:
+        return str(float(text))
+    raise errors.bad_value(key, text, "auto, off, all, or a fraction from 0 to 1 such as 0.5")
+
+
 def _flag(key: str, text: str) -> bool:
     if text not in ("0", "1"):
         raise errors.bad_value(key, text, "0, 1")
@@ -144,6 +156,7 @@ _PARSERS: dict[str, Callable[[str, str], object]] = {
     "device": _one_of("auto", "cuda", "sim"),
     "optimizer": _one_of("stock", "host", "stream", "hybrid", "auto"),
     "moments": _one_of("auto", "float32", "bfloat16"),
+    "activations": _activations,
     "min_storage": _size,
     "plan": _flag,
     "verify": _flag,

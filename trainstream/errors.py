@@ -348,6 +348,13 @@ def not_a_tensor(function: str, value: object) -> TypeError:
     return TypeError(f"trainstream.{function}() takes a torch.Tensor, got {type(value).__name__}")
 
 
+def not_a_forward(function: object) -> TypeError:
+    return TypeError(
+        "trainstream.spill_activations() decorates a function that returns once its forward pass "
+        f"is done, got {function!r}; inside a generator or coroutine use it as a context manager"
+    )
+
+
 def not_a_module(function: str, value: object) -> TypeError:
     return TypeError(
         f"trainstream.{function}() takes a torch.nn.Module or None, got {type(value).__name__}"

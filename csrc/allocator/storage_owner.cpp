@@ -32,6 +32,10 @@ void* StorageOwnerPort::address_of(const void* owner) const {
     return pointer.get_deleter() == &managed_deleter ? pointer.get_context() : nullptr;
 }
 
+size_t StorageOwnerPort::holders(const void* owner) const {
+    return c10::raw::weak_intrusive_ptr::use_count(as_storage(owner));
+}
+
 void StorageOwnerPort::remember(void* owner) {
     c10::raw::weak_intrusive_ptr::incref(as_storage(owner));
 }

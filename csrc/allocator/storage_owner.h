@@ -28,6 +28,7 @@ public:
     static bool is_managed(c10::StorageImpl& storage);
 
     void* address_of(const void* owner) const override;
+    size_t holders(const void* owner) const override;
     void remember(void* owner) override;
     void forget(void* owner) noexcept override;
     bool hold(void* owner) override;

@@ -17,6 +17,7 @@
 #include "binding/operator_guard.h"
 #include "binding/optim_module.h"
 #include "binding/planner_module.h"
+#include "binding/saved_tensors.h"
 #include "binding/use_scope.h"
 
 #ifdef TS_WITH_CUDA
@@ -74,6 +75,8 @@ py::dict dict_of(const char* device, const PagerStats& stats, const HostPoolStat
     result["evicted_bytes"] = stats.evicted_bytes;
     result["restored_bytes"] = stats.restored_bytes;
     result["dropped_bytes"] = stats.dropped_bytes;
+    result["spilled_bytes"] = stats.spilled_bytes;
+    result["returned_bytes"] = stats.returned_bytes;
     result["in_place_bytes"] = stats.in_place_bytes;
     result["born_cold_bytes"] = stats.born_cold_bytes;
     result["evictions"] = stats.evictions;
@@ -336,6 +339,7 @@ PYBIND11_MODULE(_C, module) {
     add_optim_functions(module);
     add_hardware_functions(module);
     add_planner_functions(module);
+    add_saved_tensor_functions(module);
 #ifdef TS_WITH_CUDA
     module.attr("has_cuda") = true;
     add_cuda_functions(module);

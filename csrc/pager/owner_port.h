@@ -13,6 +13,8 @@ public:
 
     /// (L) The address that `owner` points to now. The owner is alive: an operator holds it.
     virtual void* address_of(const void* owner) const = 0;
+    /// (L) How many references keep `owner`'s bytes. Only its memory need be alive.
+    virtual size_t holders(const void* owner) const = 0;
     /// (L) Keeps `owner`'s memory, not its bytes, until forget().
     virtual void remember(void* owner) = 0;
     /// Ends remember().

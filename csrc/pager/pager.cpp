@@ -141,6 +141,7 @@ void Pager::free_blocks(const StoragePtr& storage) noexcept {
             for (const StreamId stream : storage->recorded()) {
                 memory_.defer_reuse(storage->device_address(), stream);
             }
+            order_home_after_copies(*storage);
             memory_.free(storage->device_address());
         } catch (const std::exception& error) {
             say_lost(error);
@@ -165,7 +166,7 @@ void Pager::free_used_blocks(const StoragePtr& storage) noexcept {
         return;
     }
     if (storage->residency() == Residency::kResident) {
-        host_.free(storage->host(), {storage->ready()});  // Only its copy to the device reads it.
+        host_.free(storage->host(), {storage->last_copy()});  // Nothing else uses it.
         return;
     }
     try {
@@ -344,7 +345,7 @@ void Pager::forget_later(Storage& storage) {
 void Pager::drop_host_copy(Storage& storage) {
     const HostBlock block = storage.drop_host_copy();
     if (block) {
-        dropped_.emplace_back(block, storage.ready());
+        dropped_.emplace_back(block, storage.last_copy());
         swept_.store(false);
     }
 }
@@ -480,6 +481,9 @@ void Pager::boundary() {
     if (has_paged_in_.load(std::memory_order_relaxed)) {
         trim_paged();
     }
+    if (spilling_.load(std::memory_order_relaxed)) {
+        work_on_spills();
+    }
     if (watch_.load() != Watch::kWarmingUp) {
         return;
     }
@@ -507,21 +511,25 @@ void Pager::start_watching() {
     port_.watch(true);
 }
 
+/// For want of room.
 uint64_t Pager::moves() const {
-    return stats_.evictions + stats_.restores + stats_.born_cold_bytes;
+    return stats_.evictions + stats_.restores + stats_.born_cold_bytes - spill_moves_;
 }
 
 void Pager::step_done() {
     time_step();
     bool stop = false;
-    bool moved = false;
+    bool moved = false;  // For want of room.
     {
         MutexLock lock(mutex_);
         ++stats_.steps;
+        const bool spilled = spill_moves_ != spill_moves_at_last_step_;
+        spill_moves_at_last_step_ = spill_moves_;
         const uint64_t budget = memory_.budget_bytes();
         moved = moves() != moves_at_last_step_;
-        const bool quiet = !moved && moving_ == 0 && stats_.cold_bytes == 0 && plan_ == nullptr &&
-                           paged_storages_ == 0 && resident_peak_bytes_ <= budget - budget / 10;
+        const bool quiet = !moved && !spilled && moving_ == 0 && stats_.cold_bytes == 0 &&
+                           plan_ == nullptr && paged_storages_ == 0 &&
+                           resident_peak_bytes_ <= budget - budget / 10;
         moves_at_last_step_ = moves();
         quiet_steps_ = quiet ? quiet_steps_ + 1 : 0;
         if (quiet_steps_ >= kQuietSteps && watch_.load() == Watch::kOn && !capturing()) {

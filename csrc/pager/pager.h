@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -50,6 +51,8 @@ struct PagerStats {
     uint64_t evicted_bytes = 0;    // Copied to the host.
     uint64_t restored_bytes = 0;   // Copied to the device.
     uint64_t dropped_bytes = 0;    // Left without a copy: the host copy was still right.
+    uint64_t spilled_bytes = 0;    // Of evicted_bytes: saved for backward, before room was needed.
+    uint64_t returned_bytes = 0;   // Of restored_bytes: for backward, before anybody waited.
     uint64_t in_place_bytes = 0;   // Used by an operator where they were, cold.
     uint64_t born_cold_bytes = 0;  // Allocated in host memory for lack of room.
     uint64_t evictions = 0;
@@ -111,6 +114,12 @@ struct Use {
     bool unseen = false;
 };
 
+/// A storage that one more saved tensor holds.
+struct Save {
+    StoragePtr storage;      // Null: not managed.
+    bool may_spill = false;  // The first tensor of it that this step saves and made.
+};
+
 /// Owner: the allocator, one for each device; lives as long as the process.
 /// Lock:  `mutex_` of rank kPager guards the table and every Storage. It is open during copies,
 ///        allocations, waits and calls of OwnerPort that may free or block; a storage in transition
@@ -158,6 +167,18 @@ public:
     void set_paged_room(uint64_t room_bytes);
     /// Begins anew with what is on the device now.
     PeakInfo take_peak();
+
+    /// A tensor is saved for backward that holds one reference to `owner`'s bytes, until unsave().
+    Save save(const void* owner);
+    void unsave(const StoragePtr& storage) noexcept;
+    /// The storage leaves once nothing but saved tensors holds it, ahead of any want of room.
+    /// `by_need`: only as far as the last step would not have fitted.
+    void spill(const StoragePtr& storage, bool by_need);
+    /// A saved tensor of `storage` is about to be used by `stream`, then those of `next`. Brings in
+    /// what of these there is free room for, with no stream waiting.
+    void unpack(const StoragePtr& storage, StreamId stream, const std::vector<StoragePtr>& next);
+    /// False: nothing was ever to leave by spill().
+    bool has_spilled() const { return has_spilled_.load(std::memory_order_relaxed); }
 
     /// Moves every storage that may move to the host. Returns the bytes that left.
     uint64_t evict_all();
@@ -243,6 +264,7 @@ private:
     void drop_host_copies() TS_REQUIRES(mutex_);
     void check_host_copy(const StoragePtr& storage);
     void order_home_after(const std::vector<StreamId>& streams, StreamId home);
+    void order_home_after_copies(const Storage& storage);
     bool finish_evict(const StoragePtr& storage, void* owner, const HostBlock& host, Event done,
                       std::vector<Event> last);
     void abandon_evict(const StoragePtr& storage, bool owner_is_stale);
@@ -269,6 +291,18 @@ private:
                        std::vector<Event>* events);
     /// Lets go of what was put aside under the lock. Called with it open.
     void sweep() noexcept;
+    // What is saved for backward: pager_saved.cpp.
+    void work_on_spills();
+    void drop_what_is_copied();
+    void copy_what_is_cold();
+    StoragePtr next_cold() TS_REQUIRES(mutex_);
+    bool only_saved(const Storage& storage) const TS_REQUIRES(mutex_);
+    bool copy_out_ahead(const StoragePtr& storage);
+    bool copy_to_new_host_block(const StoragePtr& storage);
+    bool bring_in_ahead(const StoragePtr& storage);
+    bool load_ahead_into_pool(const StoragePtr& storage, void* owner);
+    void plan_spills(uint64_t live_peak_bytes) TS_REQUIRES(mutex_);
+
     [[noreturn]] void throw_out_of_memory(size_t size_bytes);
     void start_watching();
     void time_step();
@@ -366,6 +400,17 @@ private:
     std::vector<StoragePtr> paged_in_ TS_GUARDED_BY(mutex_);  // On the device, in no frame.
     std::atomic<bool> has_paged_in_{false};
     PeakInfo peak_ TS_GUARDED_BY(mutex_);
+    // Those to leave, in the order of saving; and those whose copies have begun, in that order.
+    std::deque<StoragePtr> spill_waiting_ TS_GUARDED_BY(mutex_);
+    std::deque<StoragePtr> spill_copying_ TS_GUARDED_BY(mutex_);
+    uint64_t spill_copying_bytes_ TS_GUARDED_BY(mutex_) = 0;
+    bool spill_busy_ TS_GUARDED_BY(mutex_) = false;  // A thread works on them.
+    std::atomic<bool> spilling_{false};              // There may be some.
+    std::atomic<bool> has_spilled_{false};
+    uint64_t spill_need_bytes_ TS_GUARDED_BY(mutex_) = 0;  // What the last step had too much.
+    uint64_t spill_wish_bytes_ TS_GUARDED_BY(mutex_) = 0;  // By need, in this step.
+    uint64_t spill_moves_ TS_GUARDED_BY(mutex_) = 0;       // Moves that no want of room made.
+    uint64_t spill_moves_at_last_step_ TS_GUARDED_BY(mutex_) = 0;
 
     StepTrace trace_ TS_GUARDED_BY(mutex_);
     uint64_t operations_ TS_GUARDED_BY(mutex_) = 0;

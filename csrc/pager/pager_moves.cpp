@@ -31,6 +31,9 @@ bool is_large(size_t size_bytes, const std::vector<Region>& regions) {
     return region_bytes != 0 && size_bytes >= region_bytes / kLargePart;
 }
 
+/// What is paged, or spilled, is no sign of a want of room.
+bool leaves_anyway(const Storage& storage) { return storage.paged || storage.spill != Spill::kNo; }
+
 /// A device that refuses even that copies nothing any more.
 void wait_on_host(const Event& event) noexcept {
     try {
@@ -85,17 +88,12 @@ void* Pager::take_block_by_evicting(size_t size_bytes, StreamId stream) {
             break;
         }
         bool moved = false;
-        uint64_t pressed_bytes = 0;
         for (const StoragePtr& victim : victims) {
             if (evict(victim)) {
                 moved = true;
-                // What is paged leaves all the time.
-                pressed_bytes += victim->paged ? 0 : victim->size_bytes();
+                MutexLock lock(mutex_);
+                peak_.pressed_bytes += leaves_anyway(*victim) ? 0 : victim->size_bytes();
             }
-        }
-        {
-            MutexLock lock(mutex_);
-            peak_.pressed_bytes += pressed_bytes;
         }
         void* block = moved ? memory_.allocate(size_bytes, stream) : nullptr;
         if (block != nullptr) {
@@ -195,7 +193,7 @@ bool Pager::leave(const StoragePtr& storage, void* owner) {
         MutexLock lock(mutex_);
         unseen = is_used_unseen(*storage);
         streams = storage->streams();
-        ready = storage->ready();
+        ready = storage->last_copy();
         own = storage->host();
         clean = storage->has_host_copy();
         framed = storage->in_frame();
@@ -208,6 +206,7 @@ bool Pager::leave(const StoragePtr& storage, void* owner) {
             return finish_evict(storage, owner, own, ready, events_of(streams, ready));
         }
         order_home_after(streams, storage->home());
+        order_home_after_copies(*storage);
         return finish_evict(storage, owner, own, ready, {});
     }
     const std::optional<HostBlock> host = own ? own : host_block_for(storage->size_bytes());
@@ -295,7 +294,7 @@ bool Pager::give_up_host_copy(size_t size_bytes) {
         if (stats_.steps < kGrowingSteps || hottest == nullptr) {
             return false;
         }
-        dropped_.emplace_back(hottest->give_up_host_block(), hottest->ready());
+        dropped_.emplace_back(hottest->give_up_host_block(), hottest->last_copy());
         swept_.store(false);
     }
     sweep();
@@ -309,7 +308,7 @@ void Pager::drop_host_copies() {
             continue;
         }
         if (const HostBlock block = storage->give_up_host_block()) {
-            dropped_.emplace_back(block, storage->ready());
+            dropped_.emplace_back(block, storage->last_copy());
             swept_.store(false);
         }
     }
@@ -323,6 +322,24 @@ void Pager::order_home_after(const std::vector<StreamId>& streams, StreamId home
     }
 }
 
+/// The device block is about to be given back, and a copy that nobody waited for may still read it
+/// or write to it. The caller is the only one who moves the storage.
+void Pager::order_home_after_copies(const Storage& storage) {
+    Event event;
+    {
+        MutexLock lock(mutex_);
+        event = storage.copied() != nullptr ? storage.copied() : storage.unsynced(storage.home());
+    }
+    if (event == nullptr || event->is_done()) {
+        return;
+    }
+    if (capturing()) {
+        event->wait();  // No outside event may be waited for inside a capture.
+    } else {
+        device_.wait(storage.home(), event);
+    }
+}
+
 void Pager::check_host_copy(const StoragePtr& storage) {
     const std::optional<HostBlock> twin = host_.allocate(storage->size_bytes());
     if (!twin.has_value()) {
@@ -333,7 +350,7 @@ void Pager::check_host_copy(const StoragePtr& storage) {
     {
         MutexLock lock(mutex_);
         streams = storage->streams();
-        ready = storage->ready();
+        ready = storage->last_copy();
     }
     try {
         const Event done =
@@ -377,7 +394,7 @@ bool Pager::finish_evict(const StoragePtr& storage, void* owner, const HostBlock
                 give_frame(*storage, std::move(last));
             } else {
                 map_.erase(from);
-                pressed_out_bytes_ += storage->paged ? 0 : storage->size_bytes();
+                pressed_out_bytes_ += leaves_anyway(*storage) ? 0 : storage->size_bytes();
             }
             block = storage->finish_evict(host);
             end_move();
@@ -492,6 +509,7 @@ void Pager::finish_restore(const Entry& entry, StreamId stream, void* block, con
             if (storage->paged) {
                 note_paged(storage);
             }
+            spill_moves_ += storage->spill != Spill::kNo ? 1 : 0;  // It had left without need.
         }
         check_invariants();
     }

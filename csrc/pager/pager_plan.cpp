@@ -87,6 +87,7 @@ void Pager::judge_step(bool moved) {
         live_peak_bytes = std::exchange(live_peak_bytes_, live_bytes_);
         std::swap(trace, trace_);
         trace.end(std::exchange(live_since_use_, live_bytes_));
+        plan_spills(live_peak_bytes);
         const uint64_t pressed_bytes = std::exchange(pressed_out_bytes_, 0);
         if (plan_ != nullptr) {
             if (plan_->is_laid() && !plan_->retiring) {

@@ -148,14 +148,29 @@ void Storage::record_stream(StreamId stream) {
 void Storage::set_ready(Event ready, std::vector<StreamId> synced) {
     ready_ = std::move(ready);
     synced_ = std::move(synced);
+    copied_ = nullptr;
+}
+
+Event Storage::unsynced(StreamId stream) const {
+    const bool synced = std::find(synced_.begin(), synced_.end(), stream) != synced_.end();
+    return synced ? nullptr : ready_;
+}
+
+void Storage::set_host_copy(const HostBlock& block, Event copied) {
+    TS_ASSERT(device_address_ != nullptr && host_.address == nullptr);
+    TS_ASSERT_EQ(block.size_bytes, size_bytes_);
+    host_ = block;
+    host_is_stale_ = false;
+    copied_ = std::move(copied);
+    check_invariants();
 }
 
 Event Storage::take_wait(StreamId stream) {
-    if (ready_ == nullptr || std::find(synced_.begin(), synced_.end(), stream) != synced_.end()) {
-        return nullptr;
+    Event event = unsynced(stream);
+    if (event != nullptr) {
+        synced_.push_back(stream);
     }
-    synced_.push_back(stream);
-    return ready_;
+    return event;
 }
 
 void Storage::touch(uint64_t now) {
@@ -173,6 +188,9 @@ void Storage::touch(uint64_t now) {
 uint64_t Storage::heat(uint64_t now) const {
     if (paged) {
         return 0;
+    }
+    if (spill == Spill::kLeaving) {
+        return last_use_;
     }
     const bool newborn = interval_ == 0 && now < last_use_ + kNewbornTicks;
     return last_use_ + (newborn ? kHotterThanAnyInterval : interval_);

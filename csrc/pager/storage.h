@@ -31,6 +31,14 @@ enum class UseKind : uint8_t {
 /// newest logits leave before weights that are not needed until backward.
 constexpr uint64_t kNewbornTicks = 128;
 
+/// Where a storage that is saved for backward is on its way (pager_saved.cpp).
+enum class Spill : uint8_t {
+    kNo,        // It leaves for want of room only.
+    kWaiting,   // It is to leave once nothing but saved tensors holds it.
+    kLeaving,   // Nothing else does: cold from now. Its copy has begun, or it has left.
+    kReturned,  // Backward has asked for it, or is about to.
+};
+
 /// One managed storage.
 ///
 /// Owner: the pager's table; pins share it, so that it outlives its storage by a moment.
@@ -108,6 +116,15 @@ public:
     /// The last copy; the streams of `synced` have been made to wait for it.
     void set_ready(Event ready, std::vector<StreamId> synced);
     const Event& ready() const { return ready_; }
+    /// Null once `stream` has been made to wait for the last move.
+    Event unsynced(StreamId stream) const;
+    /// A resident storage gets a host copy, which `copied` makes. Neither block may be reused
+    /// before.
+    void set_host_copy(const HostBlock& block, Event copied);
+    /// Null: none was made since the last move.
+    const Event& copied() const { return copied_; }
+    /// The last copy out of its blocks or into them; those before have ended by then.
+    const Event& last_copy() const { return copied_ != nullptr ? copied_ : ready_; }
     /// The event that `stream` has yet to wait for; null: none. Counts `stream` as synced.
     Event take_wait(StreamId stream);
 
@@ -133,6 +150,10 @@ public:
     uint64_t last_operation = 0;  // The last traced operator that used it.
     uint32_t item = kNoItem;      // Its number in the plan.
 
+    size_t saved_count = 0;  // Saved tensors that hold it, each with one reference.
+    Spill spill = Spill::kNo;
+    int spill_looks = 0;  // How often it was held by others too.
+
 private:
     void check_invariants() const;
 
@@ -151,6 +172,7 @@ private:
     std::vector<StreamId> recorded_;
     Event ready_;
     std::vector<StreamId> synced_;
+    Event copied_;
     uint64_t last_use_ = 0;
     uint64_t interval_ = 0;
 };

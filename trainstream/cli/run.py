@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "device": "auto, cuda, or sim: CPU tensors play the device",
         "optimizer": "stock, host, stream, hybrid or auto",
         "moments": "float32, bfloat16 or auto, of those optimizers but stock",
+        "activations": "auto, off, all or a fraction: what backward needs leaves early",
         "min_storage": "size below which a storage is left alone",
         "report": "file for the run report, which `trainstream report` shows",
         "log": "off, warn, info or debug",

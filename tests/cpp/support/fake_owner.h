@@ -56,6 +56,10 @@ public:
         expect_locked();
         return static_cast<const FakeOwner*>(owner)->address;
     }
+    size_t holders(const void* owner) const override {
+        expect_locked();
+        return static_cast<size_t>(static_cast<const FakeOwner*>(owner)->strong.load());
+    }
     void remember(void* owner) override {
         expect_locked();
         static_cast<FakeOwner*>(owner)->weak.fetch_add(1);

@@ -1,0 +1,175 @@
+"""What activations cost: kept, spilled by share, and by torch's own save_on_cpu.
+
+    python bench/activations.py [--shape 1.26b] [--device cuda] [--lengths 2048,8192]
+        [--sequences 4] [--shares 0.5,1,auto] [--budget 17179869184] [--steps 8]
+
+For each length a process for each way trains the same model without checkpointing: stock,
+save_on_cpu, trainstream with no hooks (on demand), and trainstream.spill_activations() by each
+share. The gradients of the last step must be stock's, bit for bit. Prints a line of JSON for each
+row of name, value and unit.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import decoder
+import results
+import torch
+
+STOCK, SAVE_ON_CPU, ON_DEMAND = "stock", "save_on_cpu", "on demand"
+
+
+def context_of(way, device):
+    """What is around the forward pass."""
+    if way == SAVE_ON_CPU:
+        return torch.autograd.graph.save_on_cpu(pin_memory=device == "cuda")
+    if way in (STOCK, ON_DEMAND):
+        return contextlib.nullcontext()
+    import trainstream
+
+    return trainstream.spill_activations("auto" if way == "auto" else float(way))
+
+
+def digest(model):
+    whole = hashlib.sha256()
+    for param in model.parameters():
+        whole.update(bytes(param.grad.detach().cpu().reshape(-1).view(torch.uint8).numpy()))
+    return whole.hexdigest()
+
+
+def counters(device):
+    found = {}
+    if device == "cuda":
+        found["allocated_peak_bytes"] = torch.cuda.max_memory_allocated()
+        found["reserved_peak_bytes"] = torch.cuda.max_memory_reserved()
+    extension = sys.modules.get("trainstream._C")
+    return found | ({} if extension is None else extension.stats())
+
+
+def work(options):
+    """Trains in this process, and prints what was found as one line of JSON."""
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(0)
+    where = "cuda" if options.device == "cuda" else "cpu"
+    sync = torch.cuda.synchronize if where == "cuda" else (lambda: None)
+    model = decoder.Decoder(options.shape).to(torch.bfloat16).to(where)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    vocabulary = decoder.SHAPES[options.shape][-1]
+    generator = torch.Generator().manual_seed(1)
+    seconds, found = [], []
+    for step in range(options.steps):
+        size = (options.sequences, options.length)
+        ids = torch.randint(0, vocabulary, size, generator=generator).to(where)
+        sync()
+        start = time.perf_counter()
+        with context_of(options.way, where):
+            loss = model(ids)
+        loss.backward()
+        grads = digest(model) if step == options.steps - 1 else ""
+        if not grads:
+            optimizer.step()
+            optimizer.zero_grad()
+            sync()
+            seconds.append(time.perf_counter() - start)
+        found.append(counters(where))
+    answer = {"seconds": seconds, "loss": loss.item().hex(), "grads": grads, "counters": found}
+    print(json.dumps(answer))
+
+
+def run(options, length, way):
+    """The answer of a process of its own; None where it failed, as one that does not fit may."""
+    environment = {k: v for k, v in os.environ.items() if "TRAINSTREAM" not in k}
+    path = [str(results.ROOT), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(p for p in path if p)
+    if way not in (STOCK, SAVE_ON_CPU):
+        vram = options.budget or "auto"
+        conf = f"device:{options.device},vram:{vram}" + (options.conf and f",{options.conf}")
+        environment.update(PYTORCH_TRAINSTREAM="1", PYTORCH_TRAINSTREAM_CONF=conf)
+    command = [sys.executable, __file__, "--way", way, "--length", str(length)]
+    for name in ("shape", "device", "sequences", "steps"):
+        command += [f"--{name}", str(getattr(options, name))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        print(f"{length} {way}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+        return None
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def rows_of(name, answer, stock):
+    """Of one way: its step, its memory, what it moved, and whether its bits are stock's."""
+    step = statistics.median(answer["seconds"][2:])
+    last, before = answer["counters"][-2], answer["counters"][-3]
+    rows = [(f"{name}: step, median after 2", step, "s")]
+    if stock is not None:
+        same = all(answer[key] == stock[key] for key in ("loss", "grads"))
+        rows.append((f"{name}: gradients bit-equal to stock", int(same), "bool"))
+        against = step / statistics.median(stock["seconds"][2:])
+        rows.append((f"{name}: step against stock", against, "ratio"))
+    for key in ("allocated_peak_bytes", "reserved_peak_bytes", "peak_bytes"):
+        if key in last:
+            rows.append((f"{name}: {key.replace('_', ' ')[:-6]}", last[key], "bytes"))
+    for key in ("spilled", "returned", "evicted", "restored", "in_place"):
+        if "spilled_bytes" in last:
+            moved = last[f"{key}_bytes"] - before[f"{key}_bytes"]
+            rows.append((f"{name}: {key} in a step", moved, "bytes"))
+    if "page_locks" in last:
+        second = answer["counters"][1]
+        rows.append(
+            (f"{name}: page locks after step 2", last["page_locks"] - second["page_locks"], "count")
+        )
+        rows.append((f"{name}: copies refused", last["failures"], "count"))
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", default="tiny", choices=decoder.SHAPES)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "sim"))
+    parser.add_argument("--lengths", default="2048,8192", help="of sequences, in tokens")
+    parser.add_argument("--sequences", type=int, default=4)
+    parser.add_argument("--shares", default="0.5,1,auto")
+    parser.add_argument("--budget", type=int, default=0, help="bytes; 0: what there is")
+    parser.add_argument("--conf", default="", help="more of trainstream's settings")
+    parser.add_argument("--steps", type=int, default=8, help="at least 4")
+    parser.add_argument("--name", help="of the result: bench/results/<date>-<name>.json")
+    parser.add_argument("--folder")
+    parser.add_argument("--way", help=argparse.SUPPRESS)
+    parser.add_argument("--length", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.way:
+        work(options)
+        return 0
+    rows, good = [], True
+    for length in map(int, options.lengths.split(",")):
+        stock = None
+        for way in (STOCK, SAVE_ON_CPU, ON_DEMAND, *options.shares.split(",")):
+            name = f"{length} tokens, {way if way.isalpha() or ' ' in way else 'share ' + way}"
+            name = f"{length} tokens, {way}" if way == SAVE_ON_CPU else name
+            answer = run(options, length, way)
+            if answer is None:
+                rows.append((f"{name}: failed", 1, "bool"))
+                good = good and way == STOCK  # Stock alone may not fit.
+                continue
+            stock = answer if way == STOCK else stock
+            rows += rows_of(name, answer, stock)
+    good = good and all(value == 1 for name, value, _ in rows if "bit-equal" in name)
+    for name, value, unit in rows:
+        print(json.dumps({"name": name, "value": value, "unit": unit}))
+    if options.name:
+        hardware = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
+        versions = {"torch": torch.__version__}
+        print(results.write(options.name, hardware, versions, rows, options.folder))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
