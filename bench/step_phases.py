@@ -20,6 +20,7 @@ import torch
 
 MOVED = ("evicted", "restored", "dropped", "in_place", "born_cold", "loaded_ahead", "demanded")
 LEVELS = ("arena", "extra", "beside", "planned")
+COUNTS = ("plans", "strays", "extra_opened", "extra_gave_way", "refusals", "page_locks")
 
 
 def counters():
@@ -60,8 +61,26 @@ def describe(last, now):
         f"{key} {(now[f'{key}_bytes'] - last.get(f'{key}_bytes', 0)) / 1e9:.2f}" for key in MOVED
     ]
     levels = [f"{key} {now[f'{key}_bytes'] / 1e9:.2f}" for key in LEVELS]
-    counts = [f"{key} {now[key]}" for key in ("plans", "strays", "extra_opened", "extra_gave_way")]
+    counts = [f"{key} {now[key]}" for key in COUNTS]
     return "    GB: " + ", ".join(moved + levels) + "; " + ", ".join(counts)
+
+
+def report_rows():
+    """What trainstream.report() says of a step, which is printed too; empty while it is off."""
+    import trainstream
+
+    report = trainstream.report(as_dict=True)
+    if "step_seconds" not in report:
+        return []
+    print(trainstream.report())
+    seconds = {
+        "step on the device": report["step_seconds"],
+        "predicted": report["predicted_seconds"],
+        "bound": report["bound_seconds"],
+        **{f"bound: {key}": value for key, value in (report["bound"] or {}).items()},
+        **{f"waited: {key}": value for key, value in report["stall_seconds"].items()},
+    }
+    return [(name, value, "s") for name, value in seconds.items() if value is not None]
 
 
 def main():
@@ -89,7 +108,8 @@ def main():
         rows.append((f"{phase}, alone", phased[-1][i], "s"))
     rows.append(("last loss", loss, "nats"))
     rows.append(("reserved, peak", torch.cuda.max_memory_reserved(), "bytes"))
-    rows += [(key, now[key], "count") for key in ("plans", "page_locks", "steps") if now]
+    rows += [(key, now[key], "count") for key in (*COUNTS, "steps") if now]
+    rows += report_rows() if now else []
     for name, value, unit in rows:
         print(f"{name:40} {value:.6g} {unit}")
     if options.name:

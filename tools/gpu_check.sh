@@ -33,6 +33,17 @@ large() {
     timeout 500 "$python" bench/main_job.py --shape 7.62b --budget 25769803776 \
         --steps "${LARGE_STEPS:-20}" --folder "$out" --name main-job-7.62b
 }
+# Where a step's time goes under two tight budgets: own prediction, bound and waits.
+phases() {
+    local vram=19327352832 shape=7.62b
+    for kind in stock host-optimizer; do
+        PYTORCH_TRAINSTREAM=1 PYTORCH_TRAINSTREAM_CONF=vram:$vram,device:cuda timeout 200 \
+            "$python" bench/step_phases.py --shape $shape --kind $kind --steps "${PHASE_STEPS:-9}" \
+            --folder "$out" --name "phases-$shape-$kind" || return 1
+    done
+    PYTORCH_TRAINSTREAM=1 PYTORCH_TRAINSTREAM_CONF=vram:4402341478,device:cuda timeout 100 \
+        "$python" bench/step_phases.py --shape 1.26b --steps 12 --folder "$out" --name phases-1.26b
+}
 demo() { "$python" tools/demo.py 2>&1 | tail -40; }
 
 status=0
