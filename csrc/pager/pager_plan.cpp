@@ -226,18 +226,22 @@ std::unique_ptr<FramePlan> Pager::make_plan(const StepTrace& trace, uint64_t liv
 /// What leaves and comes back each step keeps one host block for it: nothing grows later, and
 /// nothing is cut differently each time. Which that is, two periods without a device tell.
 void Pager::keep_host_blocks() {
-    std::vector<StoragePtr> leavers;
-    std::vector<StoragePtr> stayers;
+    std::optional<PlannedStep> step;
+    std::vector<StoragePtr> items;
     {
         MutexLock lock(mutex_);
         if (plan_ == nullptr) {
             return;
         }
-        const std::vector<bool> leaves = StepReplay(plan_->as_recorded()).who_leaves();
-        for (size_t i = 0; i < plan_->items.size(); ++i) {
-            if (plan_->items[i] != nullptr) {
-                (leaves[i] ? leavers : stayers).push_back(plan_->items[i]);
-            }
+        step = plan_->as_recorded();
+        items = plan_->items;
+    }
+    const std::vector<bool> leaves = StepReplay(std::move(*step)).who_leaves();
+    std::vector<StoragePtr> leavers;
+    std::vector<StoragePtr> stayers;
+    for (size_t i = 0; i < items.size(); ++i) {
+        if (items[i] != nullptr) {
+            (leaves[i] ? leavers : stayers).push_back(items[i]);
         }
     }
     for (const StoragePtr& storage : leavers) {
