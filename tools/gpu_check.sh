@@ -18,7 +18,23 @@ contract() {
         { tail -30 "$out/cmake.log"; return 1; }
     ctest --test-dir build/gpu-core -R "Device|HostPool|Cuda" --output-on-failure | tail -30
 }
-cases() { "$python" "$CASES/run_cases.py" --device cuda --vram-fraction 0.35 --timeout 100; }
+# Several runners side by side: most of a case is starting up.
+cases() {
+    local runners=${CASE_RUNNERS:-5} all=() processes=() i k status=0
+    mapfile -t all < <(basename -s .py "$CASES"/*.py | grep -v '^run_cases$')
+    for ((i = 0; i < runners; i++)); do
+        local names=()
+        for ((k = i; k < ${#all[@]}; k += runners)); do names+=("${all[k]}"); done
+        "$python" "$CASES/run_cases.py" --device ${CASE_DEVICE:-cuda} --vram-fraction 0.35 --timeout 200 \
+            "${names[@]}" >"$out/cases-$i.log" 2>&1 &
+        processes+=($!)
+    done
+    for i in "${!processes[@]}"; do
+        wait "${processes[i]}" || status=1
+        cat "$out/cases-$i.log"
+    done
+    return $status
+}
 pytests() { "$python" -m pytest -q -m gpu tests 2>&1 | tail -30; }
 walk() { "$python" tests/walk.py --device cuda --operations "${WALK:-10000}" --seed 7 2>&1 | tail -15; }
 small() {

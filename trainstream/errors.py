@@ -329,13 +329,6 @@ def sparse_average() -> RuntimeError:
     )
 
 
-def weight_changed_before_backward(shape: tuple) -> RuntimeError:
-    return RuntimeError(
-        f"a paged weight of shape {shape} was changed between forward and backward, which needs "
-        "the one that forward had; change weights after backward"
-    )
-
-
 def host_ram_short(terms: dict[str, str], needed: str, limit: str, missing: str) -> BudgetError:
     sum_of_terms = " + ".join(f"{size} of {what}" for what, size in terms.items())
     return BudgetError(

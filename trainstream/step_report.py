@@ -80,10 +80,10 @@ def _usual_step(extension, rates: Mapping | None) -> dict | None:
 
 def _of_step(step: dict, rates: Mapping | None) -> dict:
     cores, kernel = _optimizer_traffic()
-    # What is used in place is read over the link; that some of it is written too is not known. A
+    # What is used in place is not counted: how much of it an operator touches is not known. A
     # kernel over host memory reads half of what it touches, and writes the other half.
     traffic = bound.Traffic(
-        step["to_device_bytes"] + step["in_place_bytes"] + kernel // 2,
+        step["to_device_bytes"] + kernel // 2,
         step["to_host_bytes"] + kernel // 2,
         cores,
     )

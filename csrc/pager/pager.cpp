@@ -54,6 +54,9 @@ void* Pager::allocate(size_t size_bytes, StreamId stream) {
 
 void* Pager::born_cold(size_t size_bytes, StreamId stream) {
     const std::optional<HostBlock> host = host_block_for(size_bytes);
+    if (!host.has_value() && give_plan_up()) {
+        return allocate(size_bytes, stream);  // Once: there is no plan any more.
+    }
     if (!host.has_value()) {
         throw_out_of_memory(size_bytes);
     }

@@ -341,6 +341,7 @@ private:
     bool retire_plan();
     void drop_plan() TS_REQUIRES(mutex_);
     bool give_way(size_t size_bytes);
+    bool give_plan_up();
     void load_ahead();
     bool load_on_demand(const StoragePtr& storage);
     bool carry_out(const FrameSchedule::Load& load);

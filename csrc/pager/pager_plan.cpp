@@ -653,6 +653,23 @@ bool Pager::give_way(size_t size_bytes) {
     return retire_plan();
 }
 
+/// There is no room anywhere else. True: the arena's is free now.
+bool Pager::give_plan_up() {
+    if (!has_plan_.load()) {
+        return false;
+    }
+    {
+        MutexLock lock(mutex_);
+        if (!may_give_way()) {
+            return false;
+        }
+        plan_->retiring = true;
+        begin_turn();
+    }
+    const TurnEnd end{*this};
+    return retire_plan();
+}
+
 void Pager::load_ahead() {
     for (;;) {
         std::optional<FrameSchedule::Load> load;

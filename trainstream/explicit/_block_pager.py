@@ -1,11 +1,11 @@
 """Which blocks are paged: told to the pager, which moves them."""
 
+import weakref
 from collections.abc import Iterable
 
 import torch
 
 from trainstream import errors
-from trainstream.explicit import _casts
 from trainstream.explicit._blocks import Block, storage_bytes
 from trainstream.explicit._needs import Needs
 
@@ -86,7 +86,7 @@ class BlockPager:
         block = self._block(index)
         if index in self._hooks:
             return
-        self._hooks[index] = [*self._watch_gradients(block), *_casts.watch(block.module)]
+        self._hooks[index] = self._watch_gradients(block)
         self._extension.page([*block.tensors, *_gradients(block)])
         self.note_states(index)
         self._moves["pages"] += 1
@@ -142,11 +142,13 @@ class BlockPager:
         return [state for param in block.params for state in self._needs.states(param)]
 
     def _watch_gradients(self, block: Block) -> list:
-        page, needs = self._extension.page, self._needs
+        # Weakly: it knows the optimizer, and a parameter that its own hook leads to is never freed.
+        page, known = self._extension.page, weakref.ref(self._needs)
 
         def made(param: torch.Tensor) -> None:
+            needs = known()
             # Early updates take them, before or after this.
-            if param.grad is not None and needs.keeps_gradients:
+            if param.grad is not None and (needs is None or needs.keeps_gradients):
                 page([param.grad])
 
         training = [p for p in block.params if p.requires_grad]

@@ -1,8 +1,12 @@
 """Activations that a wrapped model spills: `trainstream.spill_activations` around its forward."""
 
+import threading
+
 from torch import nn
 
 from trainstream import errors
+
+_local = threading.local()  # .entered: of this thread, (model, context), the innermost last.
 
 
 class Spilling:
@@ -23,7 +27,6 @@ class Spilling:
         if not hasattr(trainstream, "spill_activations"):
             raise errors.no_spilling(share)
         self._share = share
-        self._entered: list = []
 
     def watch(self, model: nn.Module) -> list:
         """Registers the hooks; returns their handles."""
@@ -36,11 +39,23 @@ class Spilling:
         """As the forward begins."""
         import trainstream
 
+        # An interrupted forward (Ctrl-C) left its context: torch calls `after` for errors only.
+        self._leave(module)
         context = trainstream.spill_activations(share=self._share)
         context.__enter__()
-        self._entered.append(context)
+        _entered().append((module, context))
 
     def after(self, module: nn.Module, args, output) -> None:
         """As it ends, whether it raised or not."""
-        if self._entered:
-            self._entered.pop().__exit__(None, None, None)
+        self._leave(module)
+
+    def _leave(self, module: nn.Module) -> None:
+        entered = _entered()
+        while any(model is module for model, _ in entered):
+            entered.pop()[1].__exit__(None, None, None)
+
+
+def _entered() -> list:
+    if not hasattr(_local, "entered"):
+        _local.entered = []
+    return _local.entered

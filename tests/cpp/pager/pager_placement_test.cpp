@@ -81,6 +81,19 @@ public:
         for (unsigned i = 0; i < 12; ++i) {
             layers_.push_back(world.make(32 * kKiB, i));
         }
+        train();
+    }
+    ~Planned() {
+        for (unsigned i = 0; i < layers_.size(); ++i) {
+            EXPECT_TRUE(world.reads(layers_[i], i));
+            world.port.drop(layers_[i]);
+        }
+        world.expect_nothing_left();
+    }
+    Planned(const Planned&) = delete;
+    Planned& operator=(const Planned&) = delete;
+
+    void train() {
         for (int step = 0; step < 4; ++step) {
             for (FakeOwner* layer : layers_) {
                 world.use(layer, UseKind::kBringIn);
@@ -93,15 +106,6 @@ public:
             world.pager.step_done();
         }
     }
-    ~Planned() {
-        for (unsigned i = 0; i < layers_.size(); ++i) {
-            EXPECT_TRUE(world.reads(layers_[i], i));
-            world.port.drop(layers_[i]);
-        }
-        world.expect_nothing_left();
-    }
-    Planned(const Planned&) = delete;
-    Planned& operator=(const Planned&) = delete;
 
     PagerWorld world{{.budget_bytes = 256 * kKiB}};
 
@@ -117,6 +121,32 @@ TEST(PagerPlacementTest, TheArenaLeavesTheRestWhole) {
     EXPECT_TRUE(planned.world.is_resident(rest));
     EXPECT_EQ(planned.world.pager.stats().arena_bytes, arena_bytes);
     planned.world.port.drop(rest);
+}
+
+// Host memory is full, so nothing can be born there, and the arena was made smaller as often as it
+// may be: then it is given up before an allocation fails.
+TEST(PagerPlacementTest, ThePlanIsGivenUpBeforeAnAllocationFails) {
+    Planned planned;
+    PagerWorld& world = planned.world;
+    constexpr size_t kMost = 256 * kKiB - 4 * kKiB;
+    for (int i = 0; i < 2; ++i) {
+        world.port.drop(world.make(kMost, 98));
+        planned.train();
+    }
+    ASSERT_GT(world.pager.stats().arena_bytes, 4 * kKiB);
+    std::vector<HostBlock> taken;  // By others.
+    for (size_t bytes = 32 * kMiB; bytes >= 4 * kKiB; bytes /= 2) {
+        while (const auto block = world.host.allocate(bytes)) {
+            taken.push_back(*block);
+        }
+    }
+    FakeOwner* most = world.make(kMost, 99);
+    EXPECT_TRUE(world.is_resident(most));
+    EXPECT_EQ(world.pager.stats().arena_bytes, 0u);
+    world.port.drop(most);
+    for (const HostBlock& block : taken) {
+        world.host.free(block, {});
+    }
 }
 
 // Frames are neither free nor anybody's to evict: asking for their bytes finds that out at once,
