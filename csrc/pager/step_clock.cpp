@@ -49,11 +49,8 @@ void StepClock::operator_began(StreamId stream) {
 }
 
 void StepClock::wait(StreamId stream, const Event& event, Stall cause) {
-    if (event == nullptr || event->is_done()) {
-        return;
-    }
-    bool measured = false;
-    {
+    bool measured = event != nullptr && !event->is_done();
+    if (measured) {
         const MutexLock lock(mutex_);
         measured = is_whole_ && stream == stream_;
     }
