@@ -93,13 +93,11 @@ void Pager::add(const StoragePtr& storage) {
         TS_ASSERT(inserted);
         static_cast<void>(inserted);
         if (storage->device_address() != nullptr) {
-            map_.insert(storage);
-            resident_peak_bytes_ = std::max(resident_peak_bytes_, map_.bytes());
+            note_resident(storage);
             growing = watch_.load() == Watch::kOff && map_.bytes() > watch_again_bytes_;
         } else {
             stats_.cold_bytes += storage->size_bytes();
         }
-        note_peak();
         check_invariants();
     }
     if (growing) {

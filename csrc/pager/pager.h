@@ -312,6 +312,7 @@ private:
     std::vector<StoragePtr> paged_past_room() TS_REQUIRES(mutex_);
     void note_paged(const StoragePtr& storage) TS_REQUIRES(mutex_);
     void note_peak() TS_REQUIRES(mutex_);
+    void note_resident(const StoragePtr& storage) TS_REQUIRES(mutex_);
     uint64_t device_bytes() const TS_REQUIRES(mutex_);
 
     // The plan: pager_plan.cpp.

@@ -503,9 +503,7 @@ void Pager::finish_restore(const Entry& entry, StreamId stream, void* block, con
         moved = finish_move_in(storage, entry.owner, block, done, {storage->home(), stream},
                                /*in_frame=*/false);
         if (moved) {
-            map_.insert(storage);
-            resident_peak_bytes_ = std::max(resident_peak_bytes_, map_.bytes());
-            note_peak();
+            note_resident(storage);
             if (storage->paged) {
                 note_paged(storage);
             }

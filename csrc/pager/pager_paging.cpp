@@ -96,6 +96,13 @@ uint64_t Pager::device_bytes() const {
 
 void Pager::note_peak() { peak_.device_bytes = std::max(peak_.device_bytes, device_bytes()); }
 
+/// It has a block of the device's pool from now on.
+void Pager::note_resident(const StoragePtr& storage) {
+    map_.insert(storage);
+    resident_peak_bytes_ = std::max(resident_peak_bytes_, map_.bytes());
+    note_peak();
+}
+
 /// It is on the device, or will be found not to be.
 void Pager::note_paged(const StoragePtr& storage) {
     paged_in_.push_back(storage);

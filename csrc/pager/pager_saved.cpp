@@ -356,9 +356,7 @@ bool Pager::load_ahead_into_pool(const StoragePtr& storage, void* owner) {
         MutexLock lock(mutex_);
         moved = finish_move_in(storage, owner, block, done, {}, /*in_frame=*/false);
         if (moved) {
-            map_.insert(storage);
-            resident_peak_bytes_ = std::max(resident_peak_bytes_, map_.bytes());
-            note_peak();
+            note_resident(storage);
             storage->touch(clock_);
             stats_.returned_bytes += storage->size_bytes();
             ++spill_moves_;
