@@ -7,6 +7,7 @@ Every third step waits for the device after each phase, which costs overlap; the
 """
 
 import argparse
+import json
 import os
 import statistics
 import sys
@@ -90,12 +91,14 @@ def main():
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--name", help="of the result")
     parser.add_argument("--folder")
+    parser.add_argument("--record", help="file for the step that the plan was made from (JSON)")
+    parser.add_argument("--never-wait", action="store_true", help="in no step, for no phase")
     options = parser.parse_args()
     torch.use_deterministic_algorithms(True)
     trainer = qwen2.Trainer(options.shape, "cuda", 4, 2048, kind=options.kind)
     last, whole, phased = counters(), [], []
     for step in range(options.steps):
-        wait = step % 3 == 2
+        wait = step % 3 == 2 and not options.never_wait
         seconds, loss = run_step(trainer, wait)
         (phased if wait else whole).append(seconds)
         words = "forward {:.3f} backward {:.3f} optimizer {:.3f} all {:.3f} s".format(*seconds)
@@ -103,9 +106,14 @@ def main():
         now = counters()
         print(describe(last, now), flush=True)
         last = now
+    if options.record:
+        extension = sys.modules["trainstream._C"]
+        with open(options.record, "w", encoding="utf-8") as file:
+            json.dump(extension.recorded_steps(), file)
     rows = [("step, median after 3", statistics.median(s[3] for s in whole[2:]), "s")]
     for i, phase in enumerate(("forward", "backward", "optimizer")):
-        rows.append((f"{phase}, alone", phased[-1][i], "s"))
+        if phased:
+            rows.append((f"{phase}, alone", phased[-1][i], "s"))
     rows.append(("last loss", loss, "nats"))
     rows.append(("reserved, peak", torch.cuda.max_memory_reserved(), "bytes"))
     rows += [(key, now[key], "count") for key in (*COUNTS, "steps") if now]

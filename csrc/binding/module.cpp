@@ -308,6 +308,36 @@ py::list usual_steps(double to_device, double to_host, double to_device_beside,
     return result;
 }
 
+py::dict dict_of(const PlannedStep& step, const StepTimes& times) {
+    py::dict result;
+    result["item_bytes"] = step.period.item_bytes;
+    result["operations"] = step.period.operations;
+    result["written"] = step.written;
+    result["places"] = step.places;
+    result["beside_bytes"] = step.beside_bytes;
+    result["arena_bytes"] = step.sizes.arena_bytes;
+    result["extra_bytes"] = step.sizes.extra_bytes;
+    result["segment_bytes"] = step.sizes.segment_bytes;
+    result["extra_allowed"] = step.sizes.extra_allowed;
+    py::list points;
+    for (const StepTimes::Point& point : times.points) {
+        points.append(py::make_tuple(point.operation, point.compute_ns, point.stall_ns));
+    }
+    result["points"] = points;
+    return result;
+}
+
+/// For each device with a plan, the step that it was made from, and times of one like it.
+py::list recorded_steps() {
+    py::list result;
+    for_each_pager([&](Pager& pager) {
+        if (const auto recorded = pager.recorded_step()) {
+            result.append(dict_of(recorded->first, recorded->second));
+        }
+    });
+    return result;
+}
+
 void close() {
     for_each_pager([](Pager& pager) { pager.close(); });
 }
@@ -335,6 +365,7 @@ PYBIND11_MODULE(_C, module) {
     module.def("take_peak", &take_peak);
     module.def("step_done", &step_done, NoGil());
     module.def("usual_steps", &usual_steps);
+    module.def("recorded_steps", &recorded_steps);
     module.def("close", &close, NoGil());
     add_optim_functions(module);
     add_hardware_functions(module);

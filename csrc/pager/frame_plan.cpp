@@ -18,7 +18,7 @@ FramePlan::FramePlan(Period period_of_items, std::vector<StoragePtr> storages)
 }
 
 PlannedStep FramePlan::as_recorded() const {
-    PlannedStep step{period, written, places, sizes};
+    PlannedStep step{period, written, places, beside_bytes, sizes};
     if (is_laid()) {
         step.sizes.arena_bytes = arena->size_bytes();
     }

@@ -38,6 +38,7 @@ struct FramePlan {
     // What is written by which operation, and the operation's place among all of its step.
     std::vector<ItemList> written;
     std::vector<uint64_t> places;
+    std::vector<uint64_t> beside_bytes;  // Most that is not planned, from each to the next.
     FrameSizes sizes;
     std::vector<StoragePtr> items;                   // By number; null: freed.
     std::vector<StepTrace::Use> recorded;            // What the period was made of.

@@ -563,6 +563,23 @@ void Pager::time_step() {
 }
 
 std::optional<Pager::Forecast> Pager::forecast(const LinkRates& rates) {
+    auto recorded = recorded_step();
+    if (!recorded.has_value()) {
+        return std::nullopt;
+    }
+    auto& [step, times] = *recorded;
+    Forecast forecast;
+    forecast.sizes = step.sizes;
+    for (const size_t bytes : step.period.item_bytes) {
+        forecast.planned_bytes += bytes;
+    }
+    if (rates.to_device > 0 && rates.to_host > 0) {
+        forecast.result = StepReplay(std::move(step)).play(times, rates);
+    }
+    return forecast;
+}
+
+std::optional<std::pair<PlannedStep, StepTimes>> Pager::recorded_step() {
     std::optional<LastPlan> plan;
     {
         MutexLock lock(mutex_);
@@ -571,19 +588,11 @@ std::optional<Pager::Forecast> Pager::forecast(const LinkRates& rates) {
     if (!plan.has_value()) {
         return std::nullopt;
     }
-    const std::optional<StepTimes> times = step_clock_.usual_step(plan->first_step);
+    std::optional<StepTimes> times = step_clock_.usual_step(plan->first_step);
     if (!times.has_value()) {
         return std::nullopt;
     }
-    Forecast forecast;
-    forecast.sizes = plan->step.sizes;
-    for (const size_t bytes : plan->step.period.item_bytes) {
-        forecast.planned_bytes += bytes;
-    }
-    if (rates.to_device > 0 && rates.to_host > 0) {
-        forecast.result = StepReplay(std::move(plan->step)).play(*times, rates);
-    }
-    return forecast;
+    return std::pair{std::move(plan->step), *std::move(times)};
 }
 
 void Pager::close() {

@@ -207,6 +207,8 @@ public:
     };
     /// Nothing: there was no plan, or no step of it was measured.
     std::optional<Forecast> forecast(const LinkRates& rates);
+    /// What the last plan was made from, and a step of it as it was measured.
+    std::optional<std::pair<PlannedStep, StepTimes>> recorded_step();
     /// Every managed storage, as it is at one moment.
     std::vector<StorageInfo> storages() const;
 

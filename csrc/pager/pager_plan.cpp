@@ -220,6 +220,7 @@ std::unique_ptr<FramePlan> Pager::make_plan(const StepTrace& trace, uint64_t liv
         }
     }
     plan->sizes = FrameSizes::choose(plan->period, usable_bytes, beside_bytes, limit_bytes);
+    plan->beside_bytes = std::move(beside_bytes);
     return plan->sizes.arena_bytes == 0 ? nullptr : std::move(plan);
 }
 

@@ -177,8 +177,8 @@ void StepClock::read(const Mark& mark) {
     times_.step_ns = device_.ns_between(begin_, mark.at);
     const StepTimes::Point& last = times_.points.back();
     // Points rise, whatever rounding does.
-    times_.points.push_back(
-        {std::max(last.operation, mark.operation), std::max(last.compute_ns, times_.compute_ns())});
+    times_.points.push_back({std::max(last.operation, mark.operation),
+                             std::max(last.compute_ns, times_.compute_ns()), times_.stall_ns});
     if (mark.kind == Kind::kEnd) {
         times_.operations = mark.operation;
         times_.bytes = mark.bytes;

@@ -38,10 +38,11 @@ struct StepTimes {
     StepBytes bytes;
     uint64_t operations = 0;
 
-    /// How long the device had computed when so many operations of the step had begun.
+    /// How long the device had computed, and waited, when so many operations of the step had begun.
     struct Point {
         uint64_t operation = 0;
         uint64_t compute_ns = 0;
+        std::array<uint64_t, kStalls> stall_ns{};  // By cause.
     };
     std::vector<Point> points;  // Rising, from {0, 0} to {operations, compute_ns()}.
 

@@ -24,8 +24,9 @@ struct LinkRates {
 /// What a planned step does, as it was recorded.
 struct PlannedStep {
     Period period;
-    std::vector<ItemList> written;  // By operation.
-    std::vector<uint64_t> places;   // Of each operation, among all of the step.
+    std::vector<ItemList> written;       // By operation.
+    std::vector<uint64_t> places;        // Of each operation, among all of the step.
+    std::vector<uint64_t> beside_bytes;  // Most that is not planned, from each to the next.
     FrameSizes sizes;
 };
 
