@@ -1,7 +1,9 @@
 #include "allocator/native_memory.h"
 
 #include <algorithm>
+#include <optional>
 
+#include <ATen/cuda/CUDAContextLight.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
@@ -21,6 +23,10 @@ uint64_t headroom_of(uint64_t limit_bytes) {
 // The gap is not what it seemed. A refusal flushes torch's cache and waits for the device, so after
 // a few of them large blocks go where torch puts them.
 constexpr int kMostHighRefusals = 4;
+
+// Gaps that are filled before the one that a large block is to lie in. Where there are more of
+// them, it lies elsewhere, which is no harm.
+constexpr size_t kMostRests = 16;
 
 // Segments of 10 MiB and more are whole multiples of 2 MiB (kRoundLarge).
 constexpr uint64_t kSegmentRounding = 2 * kMiB;
@@ -89,22 +95,32 @@ void* NativeMemory::allocate(size_t size_bytes, StreamId stream) {
 }
 
 /// Torch takes the low end of the smallest block that serves. So the rest of the gap is taken
-/// first, and given back at once. What of the gap is really free differs by a rest that torch did
-/// not split off; where another block served, the result lies elsewhere, which is no harm.
+/// first, and given back at once; smaller gaps that would serve it are taken before. What of the
+/// gap is really free differs by a rest that torch did not split off.
 void* NativeMemory::allocate_high(size_t size_bytes, StreamId stream, const Region& gap) {
     const size_t gap_bytes = gap.end - gap.begin;
     const size_t need = align_up(size_bytes, kBlockAlignment) + 2 * slack_bytes();
     if (gap_bytes <= need || high_refusals_.load() >= kMostHighRefusals) {
         return allocate(size_bytes, stream);
     }
+    const auto lies_in_gap = [&](const void* address) {
+        const auto begin = reinterpret_cast<uintptr_t>(address);
+        return begin + slack_bytes() >= gap.begin && begin < gap.end;
+    };
+    const size_t rest_bytes = (gap_bytes - need) / kBlockAlignment * kBlockAlignment;
     begin_aside();
-    void* const rest = allocate((gap_bytes - need) / kBlockAlignment * kBlockAlignment, stream);
-    void* const block = rest == nullptr ? nullptr : allocate(size_bytes, stream);
+    std::vector<void*> rests;
+    do {
+        rests.push_back(allocate(rest_bytes, stream));
+    } while (rests.back() != nullptr && !lies_in_gap(rests.back()) && rests.size() < kMostRests);
+    void* const block = rests.back() == nullptr ? nullptr : allocate(size_bytes, stream);
     if (block == nullptr) {
         high_refusals_.fetch_add(1);
     }
-    if (rest != nullptr) {
-        native_->raw_delete(rest);
+    for (void* const rest : rests) {
+        if (rest != nullptr) {
+            native_->raw_delete(rest);
+        }
     }
     end_aside();
     return block != nullptr ? block : allocate(size_bytes, stream);
@@ -148,6 +164,9 @@ bool NativeMemory::rebuild(StreamId stream) {
             }
         }
     }
+    if (without.empty()) {
+        return false;
+    }
     const auto reserved =
         static_cast<uint64_t>(native_->getDeviceStats(device_).reserved_bytes[0].current);
     const uint64_t limit = limit_bytes_.load();
@@ -161,6 +180,37 @@ bool NativeMemory::rebuild(StreamId stream) {
         lay_region(one, each);
     }
     return true;
+}
+
+uint64_t NativeMemory::scattered_bytes() const {
+    const auto pool = static_cast<size_t>(c10::CachingAllocator::StatType::LARGE_POOL);
+    const int64_t reserved = native_->getDeviceStats(device_).reserved_bytes.at(pool).current;
+    auto outside = static_cast<uint64_t>(std::max<int64_t>(reserved, 0));
+    MutexLock lock(mutex_);
+    if (regions_.empty()) {
+        return 0;
+    }
+    for (const auto& [stream, list] : regions_) {
+        for (const Region& region : list) {
+            outside -= std::min<uint64_t>(outside, region.end - region.begin);
+        }
+    }
+    return outside;
+}
+
+bool NativeMemory::lay_anew() {
+    std::optional<StreamId> stream;
+    {
+        MutexLock lock(mutex_);
+        if (!streams_.empty()) {
+            stream = *streams_.begin();
+        }
+    }
+    if (!stream.has_value()) {
+        return false;
+    }
+    at::cuda::clearCublasWorkspaces();
+    return rebuild(*stream);
 }
 
 void NativeMemory::lay_region(StreamId stream, uint64_t size_bytes) {

@@ -35,6 +35,10 @@ public:
     std::vector<Region> regions(StreamId stream) const override;
     bool wants_rebuild(StreamId stream) const override;
     bool rebuild(StreamId stream) override;
+    uint64_t scattered_bytes() const override;
+    /// cuBLAS's workspaces go too, which torch keeps for good and makes anew where they are missed.
+    /// Requires: no operator runs, and no graph was captured that uses them.
+    bool lay_anew() override;
     /// Torch does not split off a rest of up to 1 MiB (kSmallSize) of a large block.
     size_t slack_bytes() const override { return 1 << 20; }
     uint64_t budget_bytes() const override { return limit_bytes_.load(); }

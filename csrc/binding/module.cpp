@@ -318,7 +318,7 @@ py::dict dict_of(const PlannedStep& step, const StepTimes& times) {
     result["arena_bytes"] = step.sizes.arena_bytes;
     result["extra_bytes"] = step.sizes.extra_bytes;
     result["segment_bytes"] = step.sizes.segment_bytes;
-    result["extra_allowed"] = step.sizes.extra_allowed;
+    result["segments"] = step.sizes.segments;
     py::list points;
     for (const StepTimes::Point& point : times.points) {
         points.append(py::make_tuple(point.operation, point.compute_ns, point.stall_ns));

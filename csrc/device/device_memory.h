@@ -46,6 +46,12 @@ public:
     /// False when nothing changed.
     virtual bool rebuild(StreamId stream) = 0;
 
+    /// Bytes taken from the device that lie outside the regions: a region was laid around what was
+    /// in use, and blocks that left since had them.
+    virtual uint64_t scattered_bytes() const { return 0; }
+    /// Likewise rebuild(), but regions that nothing is in any more become parts of larger ones.
+    virtual bool lay_anew() { return false; }
+
     /// What a block may take beyond the bytes asked for.
     virtual size_t slack_bytes() const { return 0; }
     /// Like allocate(), past the budget up to what the device has: for bytes that must be on it.

@@ -1,5 +1,8 @@
 #include "pager/frame_plan.h"
 
+#include <algorithm>
+
+#include "base/assert.h"
 #include "base/bytes.h"
 
 namespace trainstream {
@@ -26,8 +29,29 @@ PlannedStep FramePlan::as_recorded() const {
 }
 
 FrameArena& FramePlan::segment_at(size_t offset) const {
-    const size_t index = offset / FrameSchedule::kSegmentSpan;
-    return index == 0 ? *arena : *extra[index - 1];
+    const size_t begin = offset / FrameSchedule::kSegmentSpan * FrameSchedule::kSegmentSpan;
+    if (begin == 0) {
+        return *arena;
+    }
+    const auto found = std::find_if(extra.begin(), extra.end(),
+                                    [&](const Extra& one) { return one.begin == begin; });
+    TS_ASSERT(found != extra.end());
+    return *found->frames;
+}
+
+std::vector<size_t> FramePlan::extra_by_end() const {
+    std::vector<const Extra*> order;
+    for (const Extra& one : extra) {
+        order.push_back(&one);
+    }
+    std::sort(order.begin(), order.end(),
+              [](const Extra* a, const Extra* b) { return a->until < b->until; });
+    std::vector<size_t> begins;
+    begins.reserve(order.size());
+    for (const Extra* one : order) {
+        begins.push_back(one->begin);
+    }
+    return begins;
 }
 
 void* FramePlan::frame_at(size_t offset) const {

@@ -31,6 +31,15 @@ struct FramePlan {
 
     FrameArena& segment_at(size_t offset) const;
 
+    /// A segment of its own.
+    struct Extra {
+        std::unique_ptr<FrameArena> frames;
+        size_t begin = 0;    // Of its offsets.
+        uint64_t until = 0;  // When it must be gone, in the schedule's time.
+    };
+    /// Those to be gone first come first.
+    std::vector<size_t> extra_by_end() const;
+
     /// For a replay. The arena is as large as it came to be.
     PlannedStep as_recorded() const;
 
@@ -40,14 +49,13 @@ struct FramePlan {
     std::vector<uint64_t> places;
     std::vector<uint64_t> beside_bytes;  // Most that is not planned, from each to the next.
     FrameSizes sizes;
-    std::vector<StoragePtr> items;                   // By number; null: freed.
-    std::vector<StepTrace::Use> recorded;            // What the period was made of.
-    std::unique_ptr<FrameArena> arena;               // Null: not laid out yet.
-    std::unique_ptr<FrameSchedule> schedule;         // With the arena.
-    std::vector<std::unique_ptr<FrameArena>> extra;  // Segments that there are now.
-    uint64_t extra_until = 0;  // When they must be gone, in the schedule's time.
-    uint64_t extra_again = 0;  // Not before this time, once they had to give way.
-    int extra_tries = 0;       // Boundaries since they were tried for.
+    std::vector<StoragePtr> items;            // By number; null: freed.
+    std::vector<StepTrace::Use> recorded;     // What the period was made of.
+    std::unique_ptr<FrameArena> arena;        // Null: not laid out yet.
+    std::unique_ptr<FrameSchedule> schedule;  // With the arena.
+    std::vector<Extra> extra;
+    uint64_t extra_again = 0;  // Not before, once one had to give way.
+    int extra_tries = 0;       // Boundaries since one was tried for.
     uint64_t item_bytes = 0;   // Of all items, and
     uint64_t freed_bytes = 0;  // of those that are no more.
     StreamId home = 0;         // Whose pool the arena is from.

@@ -41,7 +41,7 @@ struct FrameSchedule::Candidate {
 FrameSchedule::FrameSchedule(Period period, size_t arena_bytes, size_t lead_bytes)
     : period_(std::move(period)),
       lead_bytes_(lead_bytes),
-      segments_{arena_bytes / kBlockAlignment * kBlockAlignment} {
+      segments_{{arena_bytes / kBlockAlignment * kBlockAlignment, kNever}} {
     const size_t items = item_count();
     uses_.resize(items);
     offset_.assign(items, kNoFrame);
@@ -142,8 +142,8 @@ std::optional<FrameSchedule::Load> FrameSchedule::due(
         const ItemList& items = operation_at(planned_);
         for (; planned_uses_ < items.size(); ++planned_uses_) {
             const uint32_t item = items[planned_uses_];
-            if (planned_ >= extra_until_ && is_extra(item)) {
-                continue;  // It loses its frame before: planned once it has.
+            if (loses_frame_before(item, planned_)) {
+                continue;  // Planned once it has.
             }
             if (has_frame(item)) {
                 last_use_[item] = std::max(last_use_[item], planned_ + 1);
@@ -208,10 +208,11 @@ std::optional<FrameSchedule::Plan> FrameSchedule::plan(
     const size_t need = align_up(item_bytes(item), kBlockAlignment);
     const uint64_t spared = spared_from(time);
     std::optional<Candidate> best;
-    const size_t count = time < extra_until_ ? segments_.size() : 1;
-    for (size_t i = crowds_arena(need) ? 1 : 0; i < count; ++i) {
+    for (size_t i = crowds_arena(need) ? 1 : 0; i < segments_.size(); ++i) {
         const size_t begin = i * kSegmentSpan;
-        look_for_window(begin, begin + segments_[i], need, spared, is_kept, &best);
+        if (time < segments_[i].until) {
+            look_for_window(begin, begin + segments_[i].size_bytes, need, spared, is_kept, &best);
+        }
     }
     if (!best.has_value()) {
         return std::nullopt;
@@ -226,7 +227,8 @@ std::optional<FrameSchedule::Plan> FrameSchedule::plan(
 
 /// It would have nearly all of the arena to itself, and everything else would wait for it.
 bool FrameSchedule::crowds_arena(size_t need) const {
-    return need > segments_.front() / 2 && all_item_bytes_ > segments_.front();
+    const size_t arena_bytes = segments_.front().size_bytes;
+    return need > arena_bytes / 2 && all_item_bytes_ > arena_bytes;
 }
 
 /// At `begin`, and at the end of each frame up to `end`: the shortest window that has the room.
@@ -261,15 +263,20 @@ void FrameSchedule::look_for_window(size_t begin, size_t end, size_t need, uint6
 }
 
 size_t FrameSchedule::open_extra(size_t size_bytes, uint64_t until) {
-    segments_.push_back(size_bytes / kBlockAlignment * kBlockAlignment);
-    extra_until_ = until;
+    const auto free = std::find_if(segments_.begin() + 1, segments_.end(),
+                                   [](const Segment& segment) { return segment.size_bytes == 0; });
+    const auto index = static_cast<size_t>(free - segments_.begin());
+    if (free == segments_.end()) {
+        segments_.emplace_back();
+    }
+    segments_[index] = {size_bytes / kBlockAlignment * kBlockAlignment, until};
     pending_.reset();
-    return (segments_.size() - 1) * kSegmentSpan;
+    return index * kSegmentSpan;
 }
 
-void FrameSchedule::close_extra() {
-    TS_ASSERT(extra_is_empty());
-    segments_.resize(1);
+void FrameSchedule::close_extra(size_t begin) {
+    TS_ASSERT(begin >= kSegmentSpan && extra_is_empty(begin));
+    segments_[begin / kSegmentSpan] = {};
     plan_anew();
 }
 
@@ -321,7 +328,8 @@ void FrameSchedule::check_invariants() const {
         TS_ASSERT_EQ(offset_[item], offset);
         end = offset + item_bytes(item);
         TS_ASSERT_LT(offset / kSegmentSpan, segments_.size());
-        TS_ASSERT_LE(end, offset / kSegmentSpan * kSegmentSpan + segments_[offset / kSegmentSpan]);
+        const size_t segment = offset / kSegmentSpan;
+        TS_ASSERT_LE(end, segment * kSegmentSpan + segments_[segment].size_bytes);
     }
 #endif
 }

@@ -69,9 +69,12 @@ public:
     /// More frames, in a segment of their own, for uses before the time `until`. Returns where
     /// their offsets begin.
     size_t open_extra(size_t size_bytes, uint64_t until);
-    /// The extra segments are no more. Requires: they are empty.
-    void close_extra();
-    bool extra_is_empty() const { return frames_.lower_bound(kSegmentSpan) == frames_.end(); }
+    /// The segment whose offsets begin at `begin` is no more. Requires: it is empty.
+    void close_extra(size_t begin);
+    bool extra_is_empty(size_t begin) const {
+        const auto first = frames_.lower_bound(begin);
+        return first == frames_.end() || first->first >= begin + kSegmentSpan;
+    }
     /// Offsets of one segment; the first is the arena.
     static constexpr size_t kSegmentSpan = size_t{1} << 44;
     /// All operations before this time have ended.
@@ -101,6 +104,10 @@ private:
         Load load;
         uint64_t ready_at = 0;  // The last use of what leaves.
     };
+    struct Segment {
+        size_t size_bytes = 0;  // 0: there is none with these offsets now.
+        uint64_t until = 0;     // It is for uses before this time.
+    };
     struct Candidate;
 
     const ItemList& operation_at(uint64_t time) const {
@@ -112,7 +119,9 @@ private:
     uint64_t spared_from(uint64_t time) const;
     std::optional<Plan> plan(uint32_t item, uint64_t time,
                              const std::function<bool(uint32_t)>& is_kept);
-    bool is_extra(uint32_t item) const { return has_frame(item) && offset_[item] >= kSegmentSpan; }
+    bool loses_frame_before(uint32_t item, uint64_t time) const {
+        return has_frame(item) && time >= segments_[offset_[item] / kSegmentSpan].until;
+    }
     std::optional<Load> ready_load(const std::function<bool(uint32_t)>& is_busy);
     bool crowds_arena(size_t need) const;
     void plan_anew();
@@ -134,12 +143,11 @@ private:
     std::vector<bool> fixed_;
     std::map<size_t, uint32_t> frames_;  // By offset.
     size_t all_item_bytes_ = 0;
-    std::vector<size_t> segments_;  // Their bytes; the arena's first.
-    uint64_t extra_until_ = 0;      // The others are for uses before this time.
-    uint64_t now_ = 0;              // The operator that began last.
-    uint64_t done_ = 0;             // All before this time have ended.
-    uint64_t planned_ = 0;          // All uses before this time, and
-    size_t planned_uses_ = 0;       // so many of this one's, are provided for.
+    std::vector<Segment> segments_;  // The arena's first.
+    uint64_t now_ = 0;               // The operator that began last.
+    uint64_t done_ = 0;              // All before this time have ended.
+    uint64_t planned_ = 0;           // All uses before this time, and
+    size_t planned_uses_ = 0;        // so many of this one's, are provided for.
     std::optional<Plan> pending_;
     uint64_t strays_ = 0;
     int strays_in_a_row_ = 0;

@@ -22,15 +22,13 @@ constexpr uint64_t kUsefulPart = 12;
 constexpr uint64_t kLeastPart = 32;
 constexpr double kServedMostly = 0.8;
 
-// Sizes of extra frames that are compared; more change the choice by little.
-constexpr size_t kSizesTried = 64;
-
 // Extra frames of less than this part of the arena are not worth opening and closing.
 constexpr size_t kWorthwhilePart = 8;
 
-constexpr size_t kSegments = 6;
+// Opening and closing one costs tens of microseconds, and so a step a few milliseconds at most.
+constexpr size_t kMostSegments = 16;
 
-// Operations that extra frames must last for, or opening them costs more than they serve.
+// Operations that a segment must last for, or opening it costs more than it serves.
 constexpr size_t kShortest = 8;
 
 /// The operations with that much free room in a row, around the period's end as well. Those beside
@@ -55,18 +53,27 @@ std::vector<bool> where_at_least(const std::vector<uint64_t>& free_bytes, uint64
     return allowed;
 }
 
-/// The part of all bytes used in a period that is used by the operations of `allowed`.
-double served_part(const Period& period, const std::vector<bool>& allowed) {
+/// The part of all bytes used in a period that is used while there are so many segments.
+double served_part(const Period& period, const std::vector<size_t>& segments, size_t least) {
     double all = 0;
     double served = 0;
-    for (size_t operation = 0; operation < allowed.size(); ++operation) {
+    for (size_t operation = 0; operation < segments.size(); ++operation) {
         for (const uint32_t item : period.operations[operation]) {
             const auto bytes = static_cast<double>(period.item_bytes[item]);
             all += bytes;
-            served += allowed[operation] ? bytes : 0;
+            served += segments[operation] >= least ? bytes : 0;
         }
     }
     return all > 0 ? served / all : 0;
+}
+
+/// One holds the largest item, unless that takes more than half of all there is room for.
+size_t segment_for(const Period& period, uint64_t most_bytes) {
+    const size_t largest = align_up(
+        *std::max_element(period.item_bytes.begin(), period.item_bytes.end()), kBlockAlignment);
+    const size_t least = most_bytes / kMostSegments;
+    return (largest <= most_bytes / 2 ? std::max(largest, least) : least) / kBlockAlignment *
+           kBlockAlignment;
 }
 
 }  // namespace
@@ -94,75 +101,71 @@ FrameSizes FrameSizes::choose(const Period& period, uint64_t usable_bytes,
     const auto set = [&](uint64_t bytes) {
         sizes.arena_bytes =
             std::min({bytes, item_bytes, arena_limit_bytes}) / kBlockAlignment * kBlockAlignment;
-        return sizes.choose_extra(period, free_bytes, item_bytes);
+        sizes.choose_extra(period, free_bytes, item_bytes);
+    };
+    // Of the period, the part that has as many frames as the larger arena would be.
+    const auto served = [&] {
+        const uint64_t missing = usable_bytes / kUsefulPart - sizes.arena_bytes;
+        const size_t segment = std::max<size_t>(sizes.segment_bytes, 1);
+        return served_part(period, sizes.segments, (missing + segment - 1) / segment);
     };
     if (room_bytes >= usable_bytes / kUsefulPart) {
         set(room_bytes);
-    } else if (set(std::max<uint64_t>(room_bytes, least_bytes(usable_bytes))) < kServedMostly) {
+        return sizes;
+    }
+    set(std::max<uint64_t>(room_bytes, least_bytes(usable_bytes)));
+    if (served() < kServedMostly) {
         set(usable_bytes / kUsefulPart);
     }
     return sizes;
 }
 
-/// Of the sizes that `free_bytes` (for each operation of the period) allow beside the arena, the
-/// one that serves most. Returns the part of all used bytes that is used while there are such
-/// frames.
-double FrameSizes::choose_extra(const Period& period, const std::vector<uint64_t>& free_bytes,
-                                uint64_t item_bytes) {
-    const uint64_t most = item_bytes - std::min<uint64_t>(item_bytes, arena_bytes);
-    std::vector<uint64_t> sizes;
-    sizes.reserve(free_bytes.size());
-    for (const uint64_t bytes : free_bytes) {
-        sizes.push_back(std::min(bytes - std::min<uint64_t>(bytes, arena_bytes), most));
-    }
-    std::sort(sizes.begin(), sizes.end());
+/// `free_bytes`: for each operation of the period.
+void FrameSizes::choose_extra(const Period& period, const std::vector<uint64_t>& free_bytes,
+                              uint64_t item_bytes) {
+    const uint64_t most_free = *std::max_element(free_bytes.begin(), free_bytes.end());
+    const uint64_t most = std::min(item_bytes, most_free) -
+                          std::min<uint64_t>(arena_bytes, std::min(item_bytes, most_free));
     extra_bytes = 0;
-    double best = 0;
-    double served_then = 0;
-    const size_t stride = std::max<size_t>(1, sizes.size() / kSizesTried);
-    for (size_t i = 0; i < sizes.size(); i += stride) {
-        const std::vector<bool> allowed = where_at_least(free_bytes, arena_bytes + sizes[i]);
-        const double served = served_part(period, allowed);
-        if (served * static_cast<double>(sizes[i]) > best) {
-            best = served * static_cast<double>(sizes[i]);
-            served_then = served;
-            extra_bytes = sizes[i] / kBlockAlignment * kBlockAlignment;
-            extra_allowed = allowed;
+    segment_bytes = segment_for(period, most);
+    segments.assign(free_bytes.size(), 0);
+    if (segment_bytes == 0 || most < arena_bytes / kWorthwhilePart) {
+        segment_bytes = 0;
+        return;
+    }
+    for (size_t count = 1; count <= most / segment_bytes; ++count) {
+        const std::vector<bool> allowed =
+            where_at_least(free_bytes, arena_bytes + count * segment_bytes);
+        for (size_t i = 0; i < allowed.size(); ++i) {
+            segments[i] = allowed[i] ? count : segments[i];
         }
     }
-    if (extra_bytes < arena_bytes / kWorthwhilePart) {
-        extra_bytes = 0;
-        served_then = 0;
-    }
-    choose_segments(period);
-    return served_then;
+    extra_bytes = *std::max_element(segments.begin(), segments.end()) * segment_bytes;
 }
 
-void FrameSizes::choose_segments(const Period& period) {
-    // Room is in several places where other blocks lie between: several segments find it. One has
-    // the largest item in it, unless that takes more than half.
-    const size_t largest = align_up(
-        *std::max_element(period.item_bytes.begin(), period.item_bytes.end()), kBlockAlignment);
-    segment_bytes = extra_bytes / kSegments / kBlockAlignment * kBlockAlignment;
-    if (largest > segment_bytes && largest <= extra_bytes / 2) {
-        segment_bytes = largest;
-    }
-}
-
-uint64_t FrameSizes::extra_ends(uint64_t time) const {
-    if (extra_bytes == 0) {
-        return time;
-    }
-    const size_t length = extra_allowed.size();
+uint64_t FrameSizes::extra_ends(uint64_t time, size_t segments_wanted) const {
+    const size_t length = segments.size();
     uint64_t end = time;
-    while (end < time + length && extra_allowed[end % length]) {
+    while (segments[end % length] >= segments_wanted) {
+        if (++end == time + length) {
+            return UINT64_MAX;
+        }
+    }
+    return end;
+}
+
+uint64_t FrameSizes::room_changes(uint64_t time) const {
+    const size_t length = segments.size();
+    uint64_t end = time;
+    while (end < time + length && segments[end % length] == segments[time % length]) {
         ++end;
     }
     return end;
 }
 
-bool FrameSizes::extra_is_worthwhile(uint64_t time) const {
-    return segment_bytes != 0 && extra_ends(time) > time + kShortest;
+bool FrameSizes::extra_is_worthwhile(uint64_t time, size_t segments_wanted) const {
+    const uint64_t most = segment_bytes == 0 ? 0 : extra_bytes / segment_bytes;
+    return segments_wanted <= most && extra_ends(time, segments_wanted) > time + kShortest;
 }
 
 }  // namespace trainstream

@@ -10,7 +10,7 @@
 namespace trainstream {
 
 /// The arena is there all the time. Extra frames, in segments of the device's pool, are there where
-/// the recorded step had the room for them.
+/// the recorded step had the room for them: at each moment as many as fit.
 ///
 /// Owner: a plan. Lock: none of its own.
 struct FrameSizes {
@@ -25,20 +25,22 @@ struct FrameSizes {
     /// Frames that are too few to hide a load are of no use: a quarter for what is on its way.
     static size_t lead_bytes(size_t frames_bytes);
 
-    /// The first operation from `time` on, in the schedule's time, that extra frames may not see.
-    uint64_t extra_ends(uint64_t time) const;
-    /// Whether opening extra frames at `time` serves enough operations to be worth it.
-    bool extra_is_worthwhile(uint64_t time) const;
+    /// The first operation from `time` on, in the schedule's time, that has no room for so many;
+    /// the largest value: all have.
+    uint64_t extra_ends(uint64_t time, size_t segments_wanted) const;
+    /// The first operation from `time` on that has room for another number of them.
+    uint64_t room_changes(uint64_t time) const;
+    /// Whether opening the last of so many at `time` serves enough operations to be worth it.
+    bool extra_is_worthwhile(uint64_t time, size_t segments_wanted) const;
 
     size_t arena_bytes = 0;
-    size_t extra_bytes = 0;           // Of extra frames, where the step has the room,
-    size_t segment_bytes = 0;         // in segments of so many each.
-    std::vector<bool> extra_allowed;  // By operation of the period.
+    size_t extra_bytes = 0;        // Most of extra frames,
+    size_t segment_bytes = 0;      // in segments of so many each.
+    std::vector<size_t> segments;  // By operation of the period: how many there is room for.
 
 private:
-    double choose_extra(const Period& period, const std::vector<uint64_t>& free_bytes,
-                        uint64_t item_bytes);
-    void choose_segments(const Period& period);
+    void choose_extra(const Period& period, const std::vector<uint64_t>& free_bytes,
+                      uint64_t item_bytes);
 };
 
 }  // namespace trainstream

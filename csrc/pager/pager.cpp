@@ -21,6 +21,9 @@ constexpr int kWarmUpBoundaries = 256;
 // Steps without a move after which a run counts as one that fits.
 constexpr uint64_t kQuietSteps = 2;
 
+// Device memory outside the regions, as a part of the budget, that is worth moving everything for.
+constexpr uint64_t kScatteredPart = 64;
+
 /// Storages that this thread has in transition, of all pagers.
 thread_local int t_moves = 0;
 
@@ -544,8 +547,32 @@ void Pager::step_done() {
         port_.watch(false);
         sweep();
     }
+    lay_regions_anew();
     judge_step(moved);
     reserve_host_spare();
+}
+
+/// The regions were laid in the middle of the first step's operator that found no room, around what
+/// it used. Once, between steps, nothing is in use, and they become one.
+void Pager::lay_regions_anew() {
+    if (memory_.scattered_bytes() < memory_.budget_bytes() / kScatteredPart || !may_move()) {
+        return;
+    }
+    {
+        MutexLock lock(mutex_);
+        // An operator of another thread may use what no storage tells of, and a graph for good.
+        const bool idle = std::all_of(table_.begin(), table_.end(), [](const auto& entry) {
+            return entry.second->pin_count() == 0 && !entry.second->pinned_for_good();
+        });
+        if (stats_.steps != 1 || plan_ != nullptr || !idle || was_capturing_.load()) {
+            return;
+        }
+    }
+    evict_each(movable());
+    if (memory_.lay_anew()) {
+        MutexLock lock(mutex_);
+        ++stats_.rebuilds;
+    }
 }
 
 void Pager::time_step() {

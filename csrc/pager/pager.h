@@ -187,7 +187,10 @@ public:
     /// An outermost operator has ended on some thread: what the plan has for now is done.
     void boundary();
     /// While a graph is being captured nothing moves, and what is touched stays for good.
-    void set_capturing(bool capturing) { capturing_.store(capturing); }
+    void set_capturing(bool capturing) {
+        capturing_.store(capturing);
+        was_capturing_.store(was_capturing_.load() || capturing);
+    }
     bool capturing() const { return capturing_.load(); }
     /// Nothing moves any more: the interpreter is going away.
     void close();
@@ -242,6 +245,7 @@ private:
     };
 
     void* take_block(size_t size_bytes, StreamId stream, Effort effort);
+    bool is_large(size_t size_bytes, StreamId stream) const;
     void* take_low(size_t size_bytes, StreamId stream);
     void* take_high(size_t size_bytes, StreamId stream);
     std::optional<Region> highest_gap(const std::vector<Region>& regions, size_t need) const;
@@ -308,6 +312,7 @@ private:
     [[noreturn]] void throw_out_of_memory(size_t size_bytes);
     void start_watching();
     void time_step();
+    void lay_regions_anew();
     uint64_t moves() const TS_REQUIRES(mutex_);
 
     void trim_paged();
@@ -335,8 +340,10 @@ private:
     void work_on_plan();
     bool lay_arena();
     void manage_extra();
-    bool open_extra(size_t size_bytes, StreamId home, uint64_t until);
-    bool close_extra();
+    bool open_extra();
+    bool close_extra(size_t begin);
+    bool close_all_extra();
+    std::vector<size_t> extra_by_end() const;
     void give_back(FrameArena& arena, StreamId home);
     bool may_give_way() const TS_REQUIRES(mutex_);
     bool extra_gives_way();
@@ -387,6 +394,7 @@ private:
     std::atomic<bool> swept_{true};  // False: there is something for sweep().
 
     std::atomic<bool> capturing_{false};
+    std::atomic<bool> was_capturing_{false};  // Ever.
     std::atomic<bool> closed_{false};
     std::atomic<Watch> watch_{Watch::kOn};
     std::atomic<int> warm_up_boundaries_{0};

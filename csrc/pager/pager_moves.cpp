@@ -23,14 +23,6 @@ constexpr uint64_t kGrowingSteps = 2;
 // What goes to the high end, as a part of its region. Logits and their gradients, mostly.
 constexpr size_t kLargePart = 8;
 
-bool is_large(size_t size_bytes, const std::vector<Region>& regions) {
-    size_t region_bytes = 0;
-    for (const Region& region : regions) {
-        region_bytes = std::max<size_t>(region_bytes, region.end - region.begin);
-    }
-    return region_bytes != 0 && size_bytes >= region_bytes / kLargePart;
-}
-
 /// What is paged, or spilled, is no sign of a want of room.
 bool leaves_anyway(const Storage& storage) { return storage.paged || storage.spill != Spill::kNo; }
 
@@ -47,15 +39,27 @@ void wait_on_host(const Event& event) noexcept {
 }  // namespace
 
 void* Pager::take_block(size_t size_bytes, StreamId stream, Effort effort) {
-    void* block = is_large(size_bytes, memory_.regions(stream)) ? take_high(size_bytes, stream)
-                                                                : take_low(size_bytes, stream);
+    void* block =
+        is_large(size_bytes, stream) ? take_high(size_bytes, stream) : take_low(size_bytes, stream);
     if (block != nullptr || effort == Effort::kFreeRoomOnly) {
         return block;
     }
-    if (extra_gives_way()) {
+    while (block == nullptr && extra_gives_way()) {
         block = take_block(size_bytes, stream, Effort::kFreeRoomOnly);
     }
     return block != nullptr ? block : take_block_by_evicting(size_bytes, stream);
+}
+
+/// What is half as large as the largest or less (16-bit logits beside their 32-bit copies) is not:
+/// in the row of those it would leave a hole for none of them.
+bool Pager::is_large(size_t size_bytes, StreamId stream) const {
+    size_t region_bytes = 0;
+    for (const Region& region : memory_.regions(stream)) {
+        region_bytes = std::max<size_t>(region_bytes, region.end - region.begin);
+    }
+    MutexLock lock(mutex_);
+    return region_bytes != 0 && size_bytes >= region_bytes / kLargePart &&
+           size_bytes > largest_bytes_ / 2;
 }
 
 /// Where it fits best, from the low end. Null: no room, as far as the map knows.

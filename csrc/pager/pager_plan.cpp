@@ -384,35 +384,40 @@ void Pager::work_on_plan() {
 
 /// Extra frames come where the recorded step had the room, and go before it needs it.
 void Pager::manage_extra() {
-    size_t wanted_bytes = 0;
+    std::vector<size_t> ended;
+    {
+        MutexLock lock(mutex_);
+        for (const FramePlan::Extra& one : plan_->extra) {
+            if (plan_->schedule->done() >= one.until) {
+                ended.push_back(one.begin);
+            }
+        }
+    }
+    for (const size_t begin : ended) {
+        close_extra(begin);  // Something of it is in use: at the next boundary.
+    }
+    while (open_extra()) {
+    }
+}
+
+/// True: there is one segment more than there was.
+bool Pager::open_extra() {
+    size_t size_bytes = 0;
     StreamId home = 0;
     uint64_t until = 0;
     {
         MutexLock lock(mutex_);
+        const FrameSizes& sizes = plan_->sizes;
         const uint64_t now = plan_->schedule->done();
-        if (plan_->extra.empty() || now < plan_->extra_until) {
-            const FrameSizes& sizes = plan_->sizes;
-            const size_t have_bytes = plan_->extra.size() * sizes.segment_bytes;
-            const bool more = have_bytes + sizes.segment_bytes <= sizes.extra_bytes;
-            if (!more || now < plan_->extra_again || plan_->extra_tries++ % kExtraTries != 0 ||
-                !sizes.extra_is_worthwhile(now)) {
-                return;
-            }
-            until = sizes.extra_ends(now);
-            wanted_bytes = sizes.segment_bytes;
-            home = plan_->home;
+        const size_t count = plan_->extra.size() + 1;
+        if (now < plan_->extra_again || !sizes.extra_is_worthwhile(now, count) ||
+            plan_->extra_tries++ % kExtraTries != 0) {
+            return false;
         }
+        size_bytes = sizes.segment_bytes;
+        home = plan_->home;
+        until = sizes.extra_ends(now, count);
     }
-    if (wanted_bytes == 0) {
-        close_extra();
-        return;
-    }
-    while (open_extra(wanted_bytes, home, until)) {
-    }
-}
-
-/// True: there is one segment more, and room for another in the plan.
-bool Pager::open_extra(size_t size_bytes, StreamId home, uint64_t until) {
     void* block = take_high(size_bytes, home);
     if (block == nullptr) {
         return false;
@@ -425,28 +430,32 @@ bool Pager::open_extra(size_t size_bytes, StreamId home, uint64_t until) {
         memory_.free(block);
         return false;
     }
+    auto frames = std::make_unique<FrameArena>(block, size_bytes);
+    frames->give(0, size_bytes, {free_from});
     MutexLock lock(mutex_);
-    plan_->extra.push_back(std::make_unique<FrameArena>(block, size_bytes));
-    plan_->extra.back()->give(0, size_bytes, {free_from});
-    map_.add_wall(plan_->extra.back()->range());
-    plan_->extra_until = until;
-    plan_->schedule->open_extra(size_bytes, until);
+    map_.add_wall(frames->range());
+    const size_t begin = plan_->schedule->open_extra(size_bytes, until);
+    plan_->extra.push_back({std::move(frames), begin, until});
+    plan_->extra_tries = 0;  // There may be room for another.
     note_peak();
     ++stats_.extra_opened;
-    return (plan_->extra.size() + 1) * size_bytes <= plan_->sizes.extra_bytes;
+    return true;
 }
 
-/// What is in the extra frames leaves. True: all has, and their memory was given back.
-bool Pager::close_extra() {
+/// What is in this extra segment leaves. True: all has, and its memory was given back.
+bool Pager::close_extra(size_t begin) {
     std::vector<StoragePtr> framed;
     {
         MutexLock lock(mutex_);
-        if (plan_->extra.empty()) {
-            return true;
-        }
         for (const StoragePtr& storage : plan_->items) {
-            if (storage != nullptr && storage->in_frame() &&
-                plan_->schedule->offset(storage->item) >= FrameSchedule::kSegmentSpan) {
+            const bool inside =
+                storage != nullptr && storage->in_frame() &&
+                plan_->schedule->offset(storage->item) >= begin &&
+                plan_->schedule->offset(storage->item) < begin + FrameSchedule::kSegmentSpan;
+            if (inside && storage->pin_count() > 0) {
+                return false;  // None leaves in vain.
+            }
+            if (inside) {
                 framed.push_back(storage);
             }
         }
@@ -454,21 +463,37 @@ bool Pager::close_extra() {
     if (!evict_each(framed)) {
         return false;
     }
-    std::vector<std::unique_ptr<FrameArena>> extra;
+    std::unique_ptr<FrameArena> frames;
     StreamId home = 0;
     {
         MutexLock lock(mutex_);
-        if (!plan_->schedule->extra_is_empty()) {
+        if (!plan_->schedule->extra_is_empty(begin)) {
             return false;  // Freed at this moment, on another thread.
         }
-        extra.swap(plan_->extra);
+        const auto found =
+            std::find_if(plan_->extra.begin(), plan_->extra.end(),
+                         [&](const FramePlan::Extra& one) { return one.begin == begin; });
+        frames = std::move(found->frames);
+        plan_->extra.erase(found);
+        plan_->schedule->close_extra(begin);
         home = plan_->home;
-        plan_->schedule->close_extra();
     }
-    for (const std::unique_ptr<FrameArena>& segment : extra) {
-        give_back(*segment, home);
-    }
+    give_back(*frames, home);
     return true;
+}
+
+/// Of the extra segments: true if all are gone.
+bool Pager::close_all_extra() {
+    bool all = true;
+    for (const size_t begin : extra_by_end()) {
+        all = close_extra(begin) && all;
+    }
+    return all;
+}
+
+std::vector<size_t> Pager::extra_by_end() const {
+    MutexLock lock(mutex_);
+    return plan_->extra_by_end();
 }
 
 /// The device's pool gets the memory; its stream's later work waits for what still uses it.
@@ -493,7 +518,7 @@ bool Pager::may_give_way() const {
            may_move();
 }
 
-/// An allocation needs room that extra frames have. True: there may be room now.
+/// An allocation needs room that extra frames have. True: there is more now.
 bool Pager::extra_gives_way() {
     if (!has_plan_.load()) {
         return false;
@@ -503,12 +528,19 @@ bool Pager::extra_gives_way() {
         if (!may_give_way() || plan_->extra.empty()) {
             return false;
         }
-        plan_->extra_again = std::max(plan_->extra_until, plan_->schedule->done() + 1);
-        ++stats_.extra_gave_way;
         begin_turn();
     }
     const TurnEnd end{*this};
-    return close_extra();
+    for (const size_t begin : extra_by_end()) {
+        if (close_extra(begin)) {
+            MutexLock lock(mutex_);
+            ++stats_.extra_gave_way;
+            // It would only have to give way again.
+            plan_->extra_again = plan_->sizes.room_changes(plan_->schedule->done());
+            return true;
+        }
+    }
+    return false;
 }
 
 /// One block of the device's pool becomes the arena. What is to be loaded leaves first, so that
@@ -610,7 +642,7 @@ bool Pager::retire_plan() {
             framed.push_back(storage);
         }
     }
-    if (!evict_each(framed) || !close_extra()) {
+    if (!evict_each(framed) || !close_all_extra()) {
         return false;
     }
     std::unique_ptr<FrameArena> arena;

@@ -136,27 +136,24 @@ double StepReplay::leave(uint32_t item) {
 /// As Pager::manage_extra does, with room wherever the recorded step had it.
 void StepReplay::open_or_close_extra() {
     const uint64_t now = schedule_.done();
-    if (extra_until_.has_value()) {
-        if (now < *extra_until_) {
-            return;
+    while (!extra_.empty() && now >= extra_.back().until) {
+        close_extra(extra_.back().begin);
+        extra_.pop_back();
+    }
+    for (size_t count = extra_.size() + 1; step_.sizes.extra_is_worthwhile(now, count); ++count) {
+        const uint64_t until = step_.sizes.extra_ends(now, count);
+        extra_.push_back({schedule_.open_extra(step_.sizes.segment_bytes, until), until});
+    }
+}
+
+void StepReplay::close_extra(size_t begin) {
+    for (uint32_t item = 0; item < ready_at_.size(); ++item) {
+        if (schedule_.has_frame(item) && schedule_.offset(item) >= begin &&
+            schedule_.offset(item) < begin + FrameSchedule::kSegmentSpan) {
+            leave(item);
         }
-        for (uint32_t item = 0; item < ready_at_.size(); ++item) {
-            if (schedule_.has_frame(item) &&
-                schedule_.offset(item) >= FrameSchedule::kSegmentSpan) {
-                leave(item);
-            }
-        }
-        schedule_.close_extra();
-        extra_until_.reset();
     }
-    if (!step_.sizes.extra_is_worthwhile(now)) {
-        return;
-    }
-    extra_until_ = step_.sizes.extra_ends(now);
-    for (size_t bytes = step_.sizes.segment_bytes; bytes <= step_.sizes.extra_bytes;
-         bytes += step_.sizes.segment_bytes) {
-        schedule_.open_extra(step_.sizes.segment_bytes, *extra_until_);
-    }
+    schedule_.close_extra(begin);
 }
 
 double StepReplay::compute_ns(uint64_t place) const {

@@ -59,6 +59,7 @@ private:
     void carry_out(const FrameSchedule::Load& load);
     double leave(uint32_t item);
     void open_or_close_extra();
+    void close_extra(size_t begin);
     double compute_ns(uint64_t place) const;
     double copy_ns(size_t size_bytes, double alone, double beside, double begin_ns,
                    double other_ends_ns) const;
@@ -74,7 +75,11 @@ private:
     std::vector<double> ready_at_;  // Of each item: its load has ended.
     std::vector<bool> dirty_;       // Of each item: written since it came.
     std::vector<bool> left_;
-    std::optional<uint64_t> extra_until_;
+    struct Extra {
+        size_t begin = 0;  // Of its offsets.
+        uint64_t until = 0;
+    };
+    std::vector<Extra> extra_;  // The last one ends first.
     Result result_;
 };
 

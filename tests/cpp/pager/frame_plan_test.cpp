@@ -45,11 +45,11 @@ TEST(FramePlanTest, AShortPeakLeavesExtraFramesForTheRest) {
     plan.sizes = FrameSizes::choose(plan.period, 64 * kMiB, beside, UINT64_MAX);
     EXPECT_EQ(plan.sizes.arena_bytes, FrameSizes::least_bytes(64 * kMiB));
     EXPECT_EQ(plan.sizes.arena_bytes + plan.sizes.extra_bytes, 64 * kMiB - 10 * kMiB - 2 * kMiB);
-    EXPECT_EQ(plan.sizes.extra_ends(0),
-              49u);  // Gone before the operation that needs the room begins,
-    EXPECT_EQ(plan.sizes.extra_ends(50), 50u);
-    EXPECT_EQ(plan.sizes.extra_ends(52),
-              149u);  // and back once it has ended, past the period's end.
+    // Gone before the operation that needs the room begins,
+    EXPECT_EQ(plan.sizes.extra_ends(0, 1), 49u);
+    EXPECT_EQ(plan.sizes.extra_ends(50, 1), 50u);
+    // and back once it has ended, past the period's end.
+    EXPECT_EQ(plan.sizes.extra_ends(52, 1), 149u);
     EXPECT_GE(plan.sizes.segment_bytes, kItem);
     EXPECT_LE(plan.sizes.segment_bytes, plan.sizes.extra_bytes);
 }
@@ -74,6 +74,32 @@ TEST(FramePlanTest, ASegmentHoldsTheLargestItem) {
     beside[25] = 64 * kMiB;
     plan.sizes = FrameSizes::choose(plan.period, 64 * kMiB, beside, UINT64_MAX);
     EXPECT_GE(plan.sizes.segment_bytes, 9 * kItem);
+}
+
+TEST(FramePlanTest, ExtraFramesGoAsTheRoomGoesAndComeBackWithIt) {
+    FramePlan plan = plan_of(120);
+    std::vector<uint64_t> beside;
+    for (uint64_t i = 0; i < 120; ++i) {  // Gradients grow; then a peak; then all is free again.
+        beside.push_back(i < 80 ? i / 2 * kMiB : i < 90 ? 60 * kMiB : 0);
+    }
+    plan.sizes = FrameSizes::choose(plan.period, 64 * kMiB, beside, UINT64_MAX);
+    const FrameSizes& sizes = plan.sizes;
+    EXPECT_EQ(sizes.extra_bytes, 16 * sizes.segment_bytes);
+    for (size_t i = 0; i < 120; ++i) {
+        const uint64_t used = beside[i] + 2 * kMiB + sizes.arena_bytes;
+        const uint64_t room = 64 * kMiB - std::min<uint64_t>(used, 64 * kMiB);
+        EXPECT_LE(sizes.segments[i] * sizes.segment_bytes, room) << i;
+        EXPECT_GE(i < 78 ? sizes.segments[i + 1] : 0, i < 78 ? 5u : 0u) << i;
+    }
+    EXPECT_EQ(sizes.segments[85], 0u);
+    // The more there are, the sooner the last of them ends.
+    for (size_t count = 2; count <= sizes.segments[10]; ++count) {
+        EXPECT_LE(sizes.extra_ends(10, count), sizes.extra_ends(10, count - 1));
+    }
+    EXPECT_GT(sizes.extra_ends(10, 2), sizes.extra_ends(10, sizes.segments[10]));
+    const uint64_t change = sizes.room_changes(10);
+    EXPECT_NE(sizes.segments[change], sizes.segments[10]);
+    EXPECT_EQ(sizes.segments[change - 1], sizes.segments[10]);
 }
 
 TEST(FramePlanTest, WhoLeavesIsWhatDoesNotFit) {
@@ -113,9 +139,49 @@ TEST(FramePlanTest, ExtraFramesServeUsesBeforeTheirEndOnly) {
         EXPECT_LT(item, 5u);
         schedule.left(item);
     }
-    EXPECT_TRUE(schedule.extra_is_empty());
-    schedule.close_extra();
+    EXPECT_TRUE(schedule.extra_is_empty(extra));
+    schedule.close_extra(extra);
     EXPECT_LE(schedule.open_extra(kItem, 20), extra);  // The same offsets again.
+}
+
+TEST(FramePlanTest, SegmentsEndOneAfterAnother) {
+    Period period;
+    period.item_bytes.assign(30, kItem);
+    for (uint32_t i = 0; i < 30; ++i) {
+        period.operations.push_back({i});
+    }
+    FrameSchedule schedule(std::move(period), 2 * kItem, /*lead_bytes=*/6 * kItem);
+    const size_t first = schedule.open_extra(8 * kItem, /*until=*/20);
+    const size_t second = schedule.open_extra(8 * kItem, /*until=*/10);
+    size_t in_first_late = 0;
+    const auto load_all = [&] {
+        while (const auto load = schedule.due()) {
+            for (const uint32_t item : load->leave) {
+                schedule.left(item);
+            }
+            schedule.entered(load->item, load->offset);
+            EXPECT_TRUE(load->offset < second || load->item < 10u);
+            EXPECT_TRUE(load->offset < first || load->item < 20u);
+            in_first_late += load->offset >= first && load->item >= 10 ? 1 : 0;
+        }
+    };
+    load_all();
+    for (uint32_t i = 0; i < 10; ++i) {
+        EXPECT_TRUE(schedule.has_frame(i)) << i;
+        schedule.begun(i);
+        schedule.ended();
+        load_all();
+    }
+    for (uint32_t i = 0; i < 30; ++i) {
+        if (schedule.has_frame(i) && schedule.offset(i) >= second) {
+            schedule.left(i);
+        }
+    }
+    EXPECT_TRUE(schedule.extra_is_empty(second));
+    EXPECT_FALSE(schedule.extra_is_empty(first));
+    schedule.close_extra(second);
+    load_all();
+    EXPECT_GT(in_first_late, 4u);  // The other one serves on.
 }
 
 }  // namespace

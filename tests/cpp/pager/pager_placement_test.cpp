@@ -55,6 +55,83 @@ TEST(PagerPlacementTest, ThreeLargeBlocksFitBesideWhatIsSmall) {
     world.expect_nothing_left();
 }
 
+// The same where logits of half the size live until backward begins: at the high end they would
+// leave a hole that serves none of the others.
+TEST(PagerPlacementTest, WhatIsHalfAsLargeLiesElsewhere) {
+    PagerWorld world({.budget_bytes = 224 * kKiB});
+    constexpr size_t kLarge = 64 * kKiB;
+    FakeOwner* small = world.make(16 * kKiB, 1);
+    for (unsigned step = 0; step < 2; ++step) {
+        const uint64_t before = world.pager.stats().evictions;
+        Held logits(world, kLarge / 2, 2);
+        Held copy(world, kLarge, 3);
+        Held softmax(world, kLarge, 4);
+        copy.drop();
+        logits.drop();
+        Held gradient(world, kLarge, 5);
+        Held third(world, kLarge, 6);
+        if (step > 0) {  // In the first nobody knows how large the others will be.
+            EXPECT_TRUE(world.is_resident(third.owner));
+            EXPECT_EQ(world.pager.stats().evictions, before);
+        }
+        softmax.drop();
+        gradient.drop();
+        third.drop();
+    }
+    EXPECT_TRUE(world.reads(small, 1));
+    world.port.drop(small);
+    world.expect_nothing_left();
+}
+
+TEST(PagerPlacementTest, ScatteredMemoryIsLaidAnewOnceBetweenSteps) {
+    PagerWorld world({.budget_bytes = 256 * kKiB});
+    std::vector<FakeOwner*> owners;
+    for (unsigned i = 0; i < 6; ++i) {
+        owners.push_back(world.make(32 * kKiB, i));
+    }
+    world.memory_door.scattered = 256 * kKiB / 64 - 1;
+    world.pager.step_done();
+    EXPECT_EQ(world.memory_door.laid_anew, 0);  // Too little to move everything for, in step 1.
+    PagerWorld other({.budget_bytes = 256 * kKiB});
+    FakeOwner* owner = other.make(32 * kKiB, 7);
+    other.memory_door.scattered = 64 * kKiB;
+    other.pager.step_done();
+    EXPECT_EQ(other.memory_door.laid_anew, 1);
+    EXPECT_TRUE(other.is_cold(owner));  // All that can has left.
+    EXPECT_EQ(other.pager.stats().rebuilds, 1u);
+    EXPECT_TRUE(other.reads(owner, 7, UseKind::kBringIn));
+    other.pager.step_done();
+    EXPECT_EQ(other.memory_door.laid_anew, 1);
+    EXPECT_TRUE(other.is_resident(owner));
+    other.port.drop(owner);
+    other.expect_nothing_left();
+    for (FakeOwner* each : owners) {
+        world.port.drop(each);
+    }
+    world.expect_nothing_left();
+}
+
+TEST(PagerPlacementTest, NothingIsLaidAnewUnderWhatIsInUse) {
+    for (const bool captured : {false, true}) {
+        PagerWorld world({.budget_bytes = 256 * kKiB});
+        world.memory_door.scattered = 64 * kKiB;
+        FakeOwner* owner = world.make(32 * kKiB, 1);
+        Pins pins;
+        if (captured) {  // The graph may use what no storage tells of.
+            world.pager.set_capturing(true);
+            world.pager.set_capturing(false);
+        } else {  // By an operator of another thread.
+            world.pager.begin_use({{owner, /*writes=*/false, UseKind::kBringIn}}, 0, &pins);
+        }
+        world.pager.step_done();
+        EXPECT_EQ(world.memory_door.laid_anew, 0);
+        EXPECT_TRUE(world.is_resident(owner));
+        world.pager.end_use(&pins);
+        world.port.drop(owner);
+        world.expect_nothing_left();
+    }
+}
+
 TEST(PagerPlacementTest, WhatTheMapHasRoomForIsNotRefused) {
     PagerWorld world({.budget_bytes = 256 * kKiB});
     std::vector<FakeOwner*> owners;

@@ -121,8 +121,8 @@ TEST(StepReplayTest, ExtraFramesSpareLoads) {
     const auto without = StepReplay(step).play(times, rates_of(3 * kOperatorNs));
     step.sizes.extra_bytes = 40 * kItem;
     step.sizes.segment_bytes = 20 * kItem;
-    step.sizes.extra_allowed.assign(step.period.operations.size(), true);
-    std::fill_n(step.sizes.extra_allowed.begin() + 100, 4, false);
+    step.sizes.segments.assign(step.period.operations.size(), 2);
+    std::fill_n(step.sizes.segments.begin() + 100, 4, 0);
     const auto with = StepReplay(step).play(times, rates_of(3 * kOperatorNs));
     EXPECT_LT(with.to_device_bytes, without.to_device_bytes);
     EXPECT_LT(with.step_ns, without.step_ns);

@@ -39,6 +39,11 @@ public:
         return memory_.regions(stream);
     }
     bool wants_rebuild(StreamId stream) const override { return memory_.wants_rebuild(stream); }
+    uint64_t scattered_bytes() const override { return scattered; }
+    bool lay_anew() override {
+        ++laid_anew;
+        return true;
+    }
     bool rebuild(StreamId stream) override { return memory_.rebuild(stream); }
     size_t slack_bytes() const override { return memory_.slack_bytes(); }
     void* allocate_beyond_budget(size_t size_bytes, StreamId stream) override {
@@ -49,6 +54,9 @@ public:
 
     /// Not for lack of memory: a device that reports an error of an earlier kernel.
     std::atomic<bool> throws{false};
+    /// What it says lies outside its regions, and how often it was asked to change that.
+    std::atomic<uint64_t> scattered{0};
+    std::atomic<int> laid_anew{0};
     /// Run by regions(): what other threads do at this moment. It may replace itself.
     std::function<void()> before_regions;
 
