@@ -10,11 +10,12 @@ from contextlib import suppress
 from trainstream import _step, _switch, bound
 from trainstream._text import format_bytes, format_seconds
 
-# Why compute waited for a copy: key of the extension's, key of the report, words.
+# Why compute waited: key of the extension's, key of the report, words.
 _STALLS = (
     ("late_ns", "late", "loaded ahead, and not there yet"),
     ("demand_ns", "demand", "loaded when an operator asked"),
     ("room_ns", "room", "what had to leave first"),
+    ("update_ns", "update", "the optimizer's updates in host memory"),
 )
 _PLAN = ("planned_bytes", "arena_bytes", "extra_bytes")
 

@@ -201,6 +201,9 @@ optim::PipelineShare adamw_step(const std::vector<ParameterStep>& steps,
         uses.add(step.param, /*writes=*/true);
         uses.add(step.grad, /*writes=*/false);
     }
+    if (options.engine != StepEngine::kStream) {
+        uses.let_go();
+    }
     uses.begin();
     auto groups = by_device();
     for (const ParameterStep& step : steps) {

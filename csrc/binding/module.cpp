@@ -269,6 +269,14 @@ void step_done() {
     for_each_pager([](Pager& pager) { pager.step_done(); });
 }
 
+void update_began() {
+    for_each_pager([](Pager& pager) { pager.update_began(CurrentStream(pager).id()); });
+}
+
+void update_ended() {
+    for_each_pager([](Pager& pager) { pager.update_ended(CurrentStream(pager).id()); });
+}
+
 py::dict dict_of(const StepTimes& times, const std::optional<Pager::Forecast>& forecast) {
     py::dict result;
     result["step_ns"] = times.step_ns;
@@ -276,6 +284,7 @@ py::dict dict_of(const StepTimes& times, const std::optional<Pager::Forecast>& f
     result["late_ns"] = times.stall_ns.at(static_cast<size_t>(Stall::kLate));
     result["demand_ns"] = times.stall_ns.at(static_cast<size_t>(Stall::kDemand));
     result["room_ns"] = times.stall_ns.at(static_cast<size_t>(Stall::kRoom));
+    result["update_ns"] = times.update_ns;
     result["operations"] = times.operations;
     result["to_device_bytes"] = times.bytes.to_device;
     result["to_host_bytes"] = times.bytes.to_host;
@@ -364,6 +373,8 @@ PYBIND11_MODULE(_C, module) {
     module.def("set_paged_room", &set_paged_room, NoGil());
     module.def("take_peak", &take_peak);
     module.def("step_done", &step_done, NoGil());
+    module.def("update_began", &update_began, NoGil());
+    module.def("update_ended", &update_ended, NoGil());
     module.def("usual_steps", &usual_steps);
     module.def("recorded_steps", &recorded_steps);
     module.def("close", &close, NoGil());

@@ -27,6 +27,18 @@ void UseScope::add(const at::Tensor& tensor, bool writes, UseKind kind, bool uns
     });
 }
 
+void UseScope::let_go() {
+    for (const OfPager& group : groups_) {
+        std::vector<void*> owners;
+        for (const Use& use : group.uses) {
+            if (use.writes) {
+                owners.push_back(use.owner);
+            }
+        }
+        group.pager->let_go(owners);
+    }
+}
+
 void UseScope::begin() {
     for (OfPager& group : groups_) {
         group.pager->begin_use(group.uses, CurrentStream(*group.pager).id(), &group.pins);

@@ -23,6 +23,8 @@ public:
 
     void add(const at::Tensor& tensor, bool writes, UseKind kind = UseKind::kInPlace,
              bool unseen = false);
+    /// What was added is about to be changed by the host: see Pager::let_go.
+    void let_go();
     void begin();
     /// They are used on `stream` too, not only on the one that was current in begin().
     void also_on(StreamId stream);

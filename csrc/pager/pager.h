@@ -180,10 +180,16 @@ public:
     /// False: nothing was ever to leave by spill().
     bool has_spilled() const { return has_spilled_.load(std::memory_order_relaxed); }
 
+    /// The host is about to change all bytes of these: what has a frame and was not written since
+    /// it came leaves it, which costs no copy. Else they would be copied out, back and out again.
+    void let_go(const std::vector<void*>& owners);
     /// Moves every storage that may move to the host. Returns the bytes that left.
     uint64_t evict_all();
     /// An optimizer's step has ended.
     void step_done();
+    /// The script waits for an optimizer's updates in host memory between these.
+    void update_began(StreamId stream) { step_clock_.update_began(stream); }
+    void update_ended(StreamId stream) { step_clock_.update_ended(stream); }
     /// An outermost operator has ended on some thread: what the plan has for now is done.
     void boundary();
     /// While a graph is being captured nothing moves, and what is touched stays for good.

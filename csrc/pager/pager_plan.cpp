@@ -898,6 +898,24 @@ void Pager::take_out_of_plan(void* owner) {
     }
 }
 
+void Pager::let_go(const std::vector<void*>& owners) {
+    if (!has_plan_.load()) {
+        return;
+    }
+    std::vector<StoragePtr> leaving;
+    {
+        MutexLock lock(mutex_);
+        for (void* owner : owners) {
+            const StoragePtr storage = settled(owner);
+            if (storage != nullptr && storage->in_frame() && storage->has_host_copy()) {
+                leaving.push_back(storage);
+            }
+        }
+    }
+    evict_each(leaving);
+    sweep();
+}
+
 void Pager::give_frame(Storage& storage, std::vector<Event> events) {
     const size_t offset = plan_->schedule->offset(storage.item);
     plan_->schedule->left(storage.item);

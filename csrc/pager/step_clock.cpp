@@ -52,7 +52,7 @@ void StepClock::wait(StreamId stream, const Event& event, Stall cause) {
     bool measured = event != nullptr && !event->is_done();
     if (measured) {
         const MutexLock lock(mutex_);
-        measured = is_whole_ && stream == stream_;
+        measured = is_whole_ && stream == stream_ && update_began_ == nullptr;
     }
     const Event from = measured ? mark(stream) : nullptr;
     device_.wait(stream, event);
@@ -62,6 +62,21 @@ void StepClock::wait(StreamId stream, const Event& event, Stall cause) {
     const Event until = mark(stream);
     const MutexLock lock(mutex_);
     add({.kind = Kind::kWait, .at = from, .until = until, .cause = cause});
+}
+
+void StepClock::update_began(StreamId stream) {
+    const MutexLock lock(mutex_);
+    if (is_whole_ && stream == stream_) {
+        update_began_ = mark(stream);
+    }
+}
+
+void StepClock::update_ended(StreamId stream) {
+    const MutexLock lock(mutex_);
+    const Event from = std::exchange(update_began_, nullptr);
+    if (from != nullptr && is_whole_ && stream == stream_) {
+        add({.kind = Kind::kUpdate, .at = from, .until = mark(stream)});
+    }
 }
 
 void StepClock::step_ended(const StepBytes& total) {
@@ -135,7 +150,8 @@ Event StepClock::mark(StreamId stream) noexcept {
 }
 
 void StepClock::add(Mark mark) {
-    const bool refused = mark.at == nullptr || (mark.kind == Kind::kWait && mark.until == nullptr);
+    const bool has_two = mark.kind == Kind::kWait || mark.kind == Kind::kUpdate;
+    const bool refused = mark.at == nullptr || (has_two && mark.until == nullptr);
     if (refused || marks_.size() >= kMostMarks) {
         forget();
         return;
@@ -169,6 +185,10 @@ void StepClock::read(const Mark& mark) {
         const uint64_t stall_ns = device_.ns_between(mark.at, mark.until);
         times_.stall_ns.at(static_cast<size_t>(mark.cause)) += stall_ns;
         all_stall_ns_ += stall_ns;
+        return;
+    }
+    if (mark.kind == Kind::kUpdate) {
+        times_.update_ns += device_.ns_between(mark.at, mark.until);
         return;
     }
     if (times_.points.empty()) {

@@ -35,6 +35,7 @@ struct StepTimes {
     uint64_t number = 0;  // How many steps had ended before it.
     uint64_t step_ns = 0;
     std::array<uint64_t, kStalls> stall_ns{};  // By cause; part of step_ns.
+    uint64_t update_ns = 0;                    // Waiting for updates in host memory; another part.
     StepBytes bytes;
     uint64_t operations = 0;
 
@@ -48,7 +49,7 @@ struct StepTimes {
 
     uint64_t all_stall_ns() const;
     /// What is left when nothing is waited for. A kernel that uses cold bytes counts as compute.
-    uint64_t compute_ns() const { return step_ns - std::min(step_ns, all_stall_ns()); }
+    uint64_t compute_ns() const { return step_ns - std::min(step_ns, all_stall_ns() + update_ns); }
     /// At `operation`, between points in proportion.
     uint64_t compute_ns_at(uint64_t operation) const;
 };
@@ -68,6 +69,10 @@ public:
     void operator_began(StreamId stream);
     /// device.wait(), and how long that was.
     void wait(StreamId stream, const Event& event, Stall cause);
+    /// The script waits for updates in host memory, from what `stream` has now to what it has when
+    /// they have ended. What is waited for meanwhile is part of that.
+    void update_began(StreamId stream);
+    void update_ended(StreamId stream);
     /// `total`: bytes moved since the start of the run.
     void step_ended(const StepBytes& total);
     /// Operators are not announced any more: the step that runs is not measured.
@@ -82,12 +87,12 @@ public:
     uint64_t steps();
 
 private:
-    enum class Kind : uint8_t { kOperator, kWait, kEnd };
+    enum class Kind : uint8_t { kOperator, kWait, kUpdate, kEnd };
 
     struct Mark {
         Kind kind = Kind::kOperator;
         Event at = {};
-        Event until = {};  // Of a wait.
+        Event until = {};  // Of a wait or an update.
         Stall cause = Stall::kLate;
         uint64_t operation = 0;
         StepBytes bytes = {};  // Of an end: that step's, and
@@ -108,6 +113,7 @@ private:
     uint64_t operation_ TS_GUARDED_BY(mutex_) = 0;                  // Of this step, so far.
     uint64_t ended_ TS_GUARDED_BY(mutex_) = 0;                      // Steps.
     bool is_whole_ TS_GUARDED_BY(mutex_) = false;  // This step is measured from its beginning.
+    Event update_began_ TS_GUARDED_BY(mutex_);     // Null: no update is waited for.
     std::optional<StepBytes> begin_bytes_ TS_GUARDED_BY(mutex_);
     std::deque<Mark> marks_ TS_GUARDED_BY(mutex_);  // Not read yet.
 

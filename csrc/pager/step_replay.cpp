@@ -65,7 +65,8 @@ void StepReplay::play_period() {
         open_or_close_extra();
         load_due();
     }
-    compute_at_ = begin + waited + static_cast<double>(times_->compute_ns());
+    // Updates in host memory are waited for last, and no plan changes how long they take.
+    compute_at_ = begin + waited + static_cast<double>(times_->compute_ns() + times_->update_ns);
     schedule_.period_ended();
 }
 

@@ -13,6 +13,11 @@ import torch
 
 from trainstream import errors
 
+# Parameters that one update has at most, unless one has more. All of an update is in place until it
+# has ended, gradients too: 128 Mi elements are 16 ms at 0.12 ns each and half a GiB in 16 bits. The
+# cores and the kernel end within a millisecond of each other, so shorter ones would cost more.
+_BATCH_ELEMENTS = 128 << 20
+
 
 class EarlyUpdates:
     """Counts gradients, and updates complete ones on a thread and, on GPUs, streams of its own.
@@ -162,12 +167,18 @@ def _stop(work: queue.SimpleQueue, workers: list[threading.Thread]) -> None:
             worker.join()
 
 
+def _elements(item) -> int:
+    return item[2].numel() if isinstance(item, tuple) else 0
+
+
 def _work(work: queue.SimpleQueue, owner: weakref.ref) -> None:
-    """Takes all that is there at once: large updates share the cores best."""
+    """Takes what is there at once, up to _BATCH_ELEMENTS: large updates share the cores best."""
     while True:
         items = [work.get()]
-        while not work.empty():
+        elements = _elements(items[0])
+        while not work.empty() and elements < _BATCH_ELEMENTS:
             items.append(work.get())
+            elements += _elements(items[-1])
         waiting = [item for item in items if isinstance(item, threading.Event)]
         early = owner()
         if early is not None:

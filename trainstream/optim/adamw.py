@@ -164,6 +164,15 @@ class _HostOptimizer:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        extension = _extension()
+        extension.update_began()  # What the device waits for from here on is no computing.
+        try:
+            self._step()
+        finally:
+            extension.update_ended()
+        return loss
+
+    def _step(self) -> None:
         if self._early is not None:
             try:
                 self._early.wait()
@@ -173,7 +182,7 @@ class _HostOptimizer:
             self._watch_gradients()  # Of parameters that are new, or frozen no more.
         scale = self._inverse_loss_scale()
         if scale is None:
-            return loss
+            return
         work = self._work()
         max_norm = self._settings["max_grad_norm"]
         if max_norm is not None and work:
@@ -184,7 +193,6 @@ class _HostOptimizer:
             scale *= 1.0 if coefficient > 1.0 else coefficient
         self._update(work, scale)
         self.share, self._share = self._share, (0, 0)
-        return loss
 
     def _inverse_loss_scale(self) -> float | None:
         """What gradients are multiplied by for GradScaler; None when it found an overflow.

@@ -370,6 +370,44 @@ TEST(PagerPlanTest, AFrameThatIsFreedDuringACaptureWaitsForItsEnd) {
     training.world.pager.end_use(&pins);
 }
 
+TEST(PagerPlanTest, WhatTheHostIsAboutToChangeLeavesItsFrameWithoutACopy) {
+    Training training(room_for(8), 16);
+    for (int i = 0; i < 5; ++i) {
+        training.step();
+    }
+    training.forward_and_backward();
+    std::vector<void*> owners;
+    std::vector<FakeOwner*> framed;
+    for (FakeOwner* owner : training.weights()) {
+        owners.push_back(owner);
+        if (training.world.is_resident(owner)) {
+            framed.push_back(owner);
+        }
+    }
+    ASSERT_FALSE(framed.empty());
+    const PagerStats before = training.world.pager.stats();
+    Pins pins;  // One that an operator still uses stays.
+    training.world.pager.begin_use({{framed.back(), /*writes=*/false, UseKind::kBringIn}}, 0,
+                                   &pins);
+    training.world.pager.let_go(owners);
+    for (FakeOwner* owner : framed) {
+        EXPECT_EQ(training.world.is_cold(owner), owner != framed.back());
+    }
+    training.world.pager.end_use(&pins);
+    const PagerStats after = training.world.pager.stats();
+    EXPECT_EQ(after.evicted_bytes, before.evicted_bytes);
+    EXPECT_EQ(after.dropped_bytes, before.dropped_bytes + (framed.size() - 1) * kLayer);
+    training.optimizer_step();
+    training.step();
+    // What was written in its frame would need a copy: it stays.
+    FakeOwner* written = training.any_resident();
+    Pins none;
+    training.world.pager.begin_use({{written, /*writes=*/true, UseKind::kBringIn}}, 0, &none);
+    training.world.pager.end_use(&none);
+    training.world.pager.let_go({written});
+    EXPECT_TRUE(training.world.is_resident(written));
+}
+
 TEST(PagerPlanTest, NoPlanWhereNothingMoves) {
     Training training(room_for(40), 16);
     for (int i = 0; i < 4; ++i) {

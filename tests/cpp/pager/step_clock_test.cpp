@@ -85,6 +85,29 @@ TEST_F(StepClockTest, WaitsAreNoComputeAndGoByTheirCause) {
     EXPECT_EQ(times.operations, 2u);
 }
 
+// The device is idle while the host works: only marks before and after tell of it.
+TEST_F(StepClockTest, WaitingForUpdatesIsNoCompute) {
+    clock.operator_began(1);
+    clock.step_ended({});
+    compute(1, 1, kWhile);
+    clock.update_began(1);
+    finish();
+    stall(1, Stall::kRoom);  // A part of it.
+    std::this_thread::sleep_for(kWhile);
+    clock.update_ended(1);
+    compute(1, 1, kWhile);
+    clock.update_began(2);  // Another stream's.
+    clock.update_ended(2);
+    clock.update_ended(1);  // Nothing had begun.
+    clock.step_ended({});
+    finish();
+    const StepTimes times = clock.usual_step().value();
+    EXPECT_GE(times.update_ns, 2 * kWhileNs * 9 / 10);
+    EXPECT_EQ(times.all_stall_ns(), 0u);
+    EXPECT_GE(times.compute_ns(), 2 * kWhileNs * 9 / 10);
+    EXPECT_EQ(times.compute_ns() + times.update_ns, times.step_ns);
+}
+
 TEST_F(StepClockTest, WhatIsDoneAlreadyOrWaitsElsewhereIsNoStall) {
     clock.operator_began(1);
     clock.step_ended({});

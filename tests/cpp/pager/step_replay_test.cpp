@@ -129,6 +129,19 @@ TEST(StepReplayTest, ExtraFramesSpareLoads) {
     EXPECT_GE(with.step_ns, times.step_ns);
 }
 
+TEST(StepReplayTest, UpdatesThatAreWaitedForTakeWhatTheyTook) {
+    const PlannedStep step = scan(32, 8);
+    StepTimes times = times_of(step);
+    const auto without = StepReplay(step).play(times, rates_of(0.5 * kOperatorNs));
+    times.update_ns = 7 * kOperatorNs;
+    const auto with = StepReplay(step).play(times, rates_of(0.5 * kOperatorNs));
+    EXPECT_NEAR(static_cast<double>(with.step_ns), static_cast<double>(without.step_ns), 1.0);
+    // `times` is a whole step: with as much computing beside them it would be longer.
+    times.step_ns += times.update_ns;
+    const auto longer = StepReplay(step).play(times, rates_of(0.5 * kOperatorNs));
+    EXPECT_NEAR(static_cast<double>(longer.step_ns - with.step_ns), 7 * kOperatorNs, 1.0);
+}
+
 TEST(StepReplayTest, AnItemLargerThanTheArenaIsNotLoaded) {
     PlannedStep step = scan(4, 2);
     step.period.item_bytes[1] = 3 * kItem;
