@@ -54,7 +54,6 @@ struct FramePlan {
     std::unique_ptr<FrameArena> arena;        // Null: not laid out yet.
     std::unique_ptr<FrameSchedule> schedule;  // With the arena.
     std::vector<Extra> extra;
-    uint64_t extra_again = 0;  // Not before, once one had to give way.
     int extra_tries = 0;       // Boundaries since one was tried for.
     uint64_t item_bytes = 0;   // Of all items, and
     uint64_t freed_bytes = 0;  // of those that are no more.

@@ -154,13 +154,14 @@ uint64_t FrameSizes::extra_ends(uint64_t time, size_t segments_wanted) const {
     return end;
 }
 
-uint64_t FrameSizes::room_changes(uint64_t time) const {
+void FrameSizes::note_less_room(uint64_t time, size_t segments_left) {
     const size_t length = segments.size();
-    uint64_t end = time;
-    while (end < time + length && segments[end % length] == segments[time % length]) {
-        ++end;
+    const size_t first = (time + length - 1) % length;
+    const size_t wanted = segments[time % length];
+    segments[first] = std::min(segments[first], segments_left);
+    for (uint64_t i = time; i < time + length && segments[i % length] == wanted; ++i) {
+        segments[i % length] = std::min(wanted, segments_left);
     }
-    return end;
 }
 
 bool FrameSizes::extra_is_worthwhile(uint64_t time, size_t segments_wanted) const {

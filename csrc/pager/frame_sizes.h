@@ -28,8 +28,9 @@ struct FrameSizes {
     /// The first operation from `time` on, in the schedule's time, that has no room for so many;
     /// the largest value: all have.
     uint64_t extra_ends(uint64_t time, size_t segments_wanted) const;
-    /// The first operation from `time` on that has room for another number of them.
-    uint64_t room_changes(uint64_t time) const;
+    /// At `time` there was room for no more than so many after all: nor will there be in the steps
+    /// to come, from the operation before on to the next that has room for another number.
+    void note_less_room(uint64_t time, size_t segments_left);
     /// Whether opening the last of so many at `time` serves enough operations to be worth it.
     bool extra_is_worthwhile(uint64_t time, size_t segments_wanted) const;
 

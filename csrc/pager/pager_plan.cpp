@@ -410,8 +410,7 @@ bool Pager::open_extra() {
         const FrameSizes& sizes = plan_->sizes;
         const uint64_t now = plan_->schedule->done();
         const size_t count = plan_->extra.size() + 1;
-        if (now < plan_->extra_again || !sizes.extra_is_worthwhile(now, count) ||
-            plan_->extra_tries++ % kExtraTries != 0) {
+        if (!sizes.extra_is_worthwhile(now, count) || plan_->extra_tries++ % kExtraTries != 0) {
             return false;
         }
         size_bytes = sizes.segment_bytes;
@@ -535,8 +534,8 @@ bool Pager::extra_gives_way() {
         if (close_extra(begin)) {
             MutexLock lock(mutex_);
             ++stats_.extra_gave_way;
-            // It would only have to give way again.
-            plan_->extra_again = plan_->sizes.room_changes(plan_->schedule->done());
+            // It would only have to give way again, in each step.
+            plan_->sizes.note_less_room(plan_->schedule->done(), plan_->extra.size());
             return true;
         }
     }

@@ -97,9 +97,26 @@ TEST(FramePlanTest, ExtraFramesGoAsTheRoomGoesAndComeBackWithIt) {
         EXPECT_LE(sizes.extra_ends(10, count), sizes.extra_ends(10, count - 1));
     }
     EXPECT_GT(sizes.extra_ends(10, 2), sizes.extra_ends(10, sizes.segments[10]));
-    const uint64_t change = sizes.room_changes(10);
-    EXPECT_NE(sizes.segments[change], sizes.segments[10]);
-    EXPECT_EQ(sizes.segments[change - 1], sizes.segments[10]);
+}
+
+TEST(FramePlanTest, RoomThatWasNotThereIsNotCountedOnAgain) {
+    FramePlan plan = plan_of(100);
+    plan.sizes.segments.assign(100, 3);
+    std::fill_n(plan.sizes.segments.begin() + 40, 20, 2);
+    plan.sizes.segment_bytes = kItem;
+    plan.sizes.extra_bytes = 3 * kItem;
+    plan.sizes.note_less_room(/*time=*/250, 1);
+    const std::vector<size_t>& segments = plan.sizes.segments;
+    EXPECT_EQ(segments[48], 2u);
+    EXPECT_EQ(std::count(segments.begin() + 49, segments.begin() + 60, 1u), 11);
+    EXPECT_EQ(segments[60], 3u);
+    plan.sizes.note_less_room(/*time=*/300, 2);  // Up to the period's end and no further than 40.
+    EXPECT_EQ(segments[99], 2u);
+    EXPECT_EQ(segments[98], 3u);
+    EXPECT_EQ(std::count(segments.begin(), segments.begin() + 40, 2u), 40);
+    EXPECT_EQ(plan.sizes.extra_ends(300, 3), 300u);
+    plan.sizes.note_less_room(/*time=*/410, 5);  // More than was counted on.
+    EXPECT_EQ(segments[10], 2u);
 }
 
 TEST(FramePlanTest, WhoLeavesIsWhatDoesNotFit) {
