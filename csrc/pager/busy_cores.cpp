@@ -20,8 +20,10 @@ constexpr size_t kPieceBytes = 16 * kKiB;
 /// ahead as in an optimizer's step, so short that threads stay side by side.
 constexpr size_t kChunkBytes = 256 * kKiB;
 
-/// Reads and writes three streams; restrict, else the compiler would not use vectors.
-void change(uint64_t* __restrict a, uint64_t* __restrict b, uint64_t* __restrict c, size_t count) {
+/// Reads and writes three streams; restrict, else the compiler would not use vectors. A function of
+/// its own: inlined, restrict was lost, and memory gave a sixth less.
+[[gnu::noinline]] void change(uint64_t* __restrict a, uint64_t* __restrict b,
+                              uint64_t* __restrict c, size_t count) {
     for (size_t i = 0; i < count; ++i) {
         a[i] += 1;
         b[i] += 1;
