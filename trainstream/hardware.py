@@ -24,7 +24,7 @@ from types import ModuleType
 
 from trainstream import errors
 
-_FORMAT = 1
+_FORMAT = 2  # 1 had the caches' rates for the memory's on hosts with large ones.
 _TURN_SECONDS_MAX = 10.0  # Five times what another process needs to measure.
 
 
@@ -59,7 +59,8 @@ class HardwareProfile:
         large_copy_bytes: Size of a large copy: 16 MiB; less where memory is short or the link slow.
         cores: Threads that updated: what affinity and the control groups' quota allow.
         update_bytes_per_second: Three streams read, changed and written by all cores, as by an
-            optimizer: bytes read plus bytes written.
+            optimizer: bytes read plus bytes written. In three times as much memory as the cores'
+            last-level caches have, 256 MiB at least and 1 GiB at most.
         update_beside_copies_bytes_per_second: The cores' part of `everything`.
         host_memory_bytes_per_second: The sum over `everything`, cores and copies.
         page_lock_bytes_per_second: Mapping, touching and locking of host memory.

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "optim/usable_cores.h"
 #include "pager/hardware_profile.h"
+#include "pager/host_caches.h"
 
 #ifdef TS_WITH_CUDA
 #include "device/cuda_device.h"
@@ -90,6 +91,7 @@ py::dict measure(const std::string& kind, int index) {
         profile = with_device(kind, index, [&](Device& device, DeviceMemory& memory) {
             ProfileOptions options;
             options.cores = optim::usable_cores();
+            options.cache_bytes = last_level_cache_bytes();
             // The script's own stream: the allocator lays memory out for each stream that asks.
             options.stream = CurrentStream(device_of(kind, index)).id();
             return measure_hardware(device, memory, options);

@@ -73,6 +73,9 @@ private:
     const Clock::time_point deadline_;
     std::vector<std::string>* const notes_;
     size_t measurements_left_ = kMeasurements;
+    /// Where the next cores go on: short measurements that all began at the same place would work
+    /// in what the last one left in the caches.
+    uint64_t cores_position_ = 0;
     CopyRates estimate_;  // At least what the link gives; for how much to ask of it at once.
 };
 
@@ -172,7 +175,8 @@ Rates Meter::run(const Load& load, Clock::duration time) {
     if (load.cores) {
         // One core looks after the copies, as it does in an optimizer's step.
         const size_t for_copies = load.to_device || load.to_host ? 1 : 0;
-        cores.emplace(buffers_.for_cores(), std::max(cores_ - for_copies, size_t{1}));
+        cores.emplace(buffers_.for_cores(), std::max(cores_ - for_copies, size_t{1}),
+                      cores_position_);
         if (cores->threads() == 0) {
             throw errors::device("starting threads", "the system gives none");
         }
@@ -191,6 +195,9 @@ Rates Meter::run(const Load& load, Clock::duration time) {
     spend(time * 3 / 4, &flows, busy);
     const std::chrono::duration<double> spent = Clock::now() - begin;
     const Rates after = bytes_so_far();
+    if (cores) {
+        cores_position_ = cores->position();
+    }
     const double seconds = std::max(spent.count(), 1e-9);
     return {{(after.copies.to_device - before.copies.to_device) / seconds,
              (after.copies.to_host - before.copies.to_host) / seconds},
@@ -267,19 +274,25 @@ HardwareProfile measure_hardware(Device& device, DeviceMemory& memory,
             "the hardware cannot be measured while a graph is captured; do it before.");
     }
     TS_ASSERT_GT(options.cores, size_t{0});
-    const Clock::time_point deadline =
-        Clock::now() + std::chrono::nanoseconds(options.time_budget_ns);
+    const Clock::time_point begin = Clock::now();
+    const std::chrono::nanoseconds budget(options.time_budget_ns);
     HardwareProfile profile;
     profile.cores = options.cores;
     profile.available = available_memory(device);
-    const ProfileBuffers buffers(
-        device, memory, options.stream,
-        {options.host_bytes_max, options.device_bytes_max, profile.available.host_bytes});
+    const size_t core_bytes = options.host_core_bytes_max > 0 ? options.host_core_bytes_max
+                                                              : core_bytes_for(options.cache_bytes);
+    const ProfileBuffers buffers(device, memory, options.stream,
+                                 {.copy_bytes = options.host_copy_bytes_max,
+                                  .core_bytes = core_bytes,
+                                  .device_bytes = options.device_bytes_max,
+                                  .available_host_bytes = profile.available.host_bytes,
+                                  .cache_bytes = options.cache_bytes,
+                                  .touch_until = begin + budget / 2});
     profile.page_lock_bytes_per_second = buffers.page_lock_bytes_per_second();
     profile.page_locked_bytes = buffers.page_locked_bytes();
     profile.page_lock_refusal = buffers.page_lock_refusal();
     profile.notes = buffers.notes();
-    Meter(device, buffers, options.cores, deadline, &profile.notes).measure_into(&profile);
+    Meter(device, buffers, options.cores, begin + budget, &profile.notes).measure_into(&profile);
     return profile;
 }
 

@@ -40,7 +40,8 @@ struct HardwareProfile {
     CopyRates copies_1_mib;   // One direction.
     size_t large_copy_bytes = 0;
 
-    // Three streams read, changed and written, as an optimizer does: bytes read + bytes written.
+    // Three streams read, changed and written, as an optimizer does: bytes read + bytes written. In
+    // memory larger than the caches, all of it in turn.
     size_t cores = 0;
     double update_bytes_per_second = 0;                // By all cores, the link idle.
     double update_beside_copies_bytes_per_second = 0;  // As part of `everything`.
@@ -64,11 +65,14 @@ struct HardwareProfile {
 struct ProfileOptions {
     size_t cores = 1;  // usable_cores().
     /// Of all together: the measurements share what taking the memory leaves of it, and no less
-    /// than 2 ms each. Only giving the memory back comes on top.
+    /// than 2 ms each. No more than half of it goes into touching the cores' memory, unless the
+    /// copies' took that long; only giving the memory back comes on top.
     uint64_t time_budget_ns = 1'500'000'000;
-    size_t host_bytes_max = 512 * kMiB;    // Half of it page-locked, half for the cores.
-    size_t device_bytes_max = 128 * kMiB;  // Half for each direction.
-    StreamId stream = 0;                   // For which device memory is allocated.
+    uint64_t cache_bytes = 0;                 // last_level_cache_bytes(). 0: unknown.
+    size_t host_copy_bytes_max = 256 * kMiB;  // Page-locked, half for each direction.
+    size_t host_core_bytes_max = 0;           // The cores'. 0: core_bytes_for(cache_bytes).
+    size_t device_bytes_max = 128 * kMiB;     // Half for each direction.
+    StreamId stream = 0;                      // For which device memory is allocated.
 };
 
 /// Measures, and gives all it took back. Other work on the device or the host makes the numbers

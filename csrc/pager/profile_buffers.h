@@ -4,6 +4,7 @@
 // is part of what is measured. Taken the pool's own way (host_range.h), and all given back.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -20,11 +21,23 @@
 namespace trainstream {
 
 struct ProfileBufferSizes {
-    size_t host_bytes = 0;    // Half of it page-locked, half for the cores.
+    /// Page-locked, half for each direction. May fit into a cache: a link is slower than that too,
+    /// and beside the cores these wash the caches out.
+    size_t copy_bytes = 0;
+    size_t core_bytes = 0;    // For the cores: core_bytes_for() of their caches.
     size_t device_bytes = 0;  // Half for each direction.
-    /// Not more than an eighth of this is taken: others need it too.
+    /// Not more than an eighth of this is taken, half of that for copies: others need it too.
     uint64_t available_host_bytes = UINT64_MAX;
+    uint64_t cache_bytes = 0;  // last_level_cache_bytes(). 0: unknown.
+    /// From then on no more is taken for the cores than the first 64 MiB: where a virtual machine
+    /// gets its memory only when it is touched, 1 GiB takes 3 s.
+    std::chrono::steady_clock::time_point touch_until =
+        std::chrono::steady_clock::time_point::max();
 };
+
+/// How much memory the cores must work in for its rate to be the memory's, not the caches': three
+/// times these, of which no more than a third is then in them; 256 MiB at least, 1 GiB at most.
+size_t core_bytes_for(uint64_t cache_bytes);
 
 /// Where there is less room than asked for it takes less, and says so.
 ///
@@ -55,7 +68,10 @@ public:
     const std::vector<std::string>& notes() const { return notes_; }
 
 private:
-    void take_host_memory(size_t half_bytes);
+    void take_host_memory(const ProfileBufferSizes& sizes);
+    void take_memory_for_copies(uintptr_t begin, size_t size_bytes);
+    void take_memory_for_cores(uintptr_t begin, size_t size_bytes,
+                               std::chrono::steady_clock::time_point until);
     void lock_pages(uintptr_t begin, size_t size_bytes);
     void take_device_memory(StreamId stream, size_t block_bytes);
     void release() noexcept;

@@ -49,6 +49,43 @@ TEST(BusyCoresTest, StaysInItsMemory) {
     EXPECT_TRUE(std::any_of(words.begin(), begin, [](uint64_t word) { return word != 0; }));
 }
 
+// Goal: every place is walked over as often as any other, and a later walk goes on where one ended.
+// Method: one thread, whose words count how often each was written: along the walk, from where it
+// began, the counts may fall once, by one, and that at the place to go on from.
+TEST(BusyCoresTest, WalksOverAllInTurnAndGoesOn) {
+    const size_t stream_words = 2 * kMiB / sizeof(uint64_t) / 3 / 8 * 8;
+    std::vector<uint64_t> words(2 * kMiB / sizeof(uint64_t));
+    uint64_t position = 0;
+    for (int walk = 0; walk < 3; ++walk) {
+        BusyCores cores(bytes_of(words, 2 * kMiB), 1, position);
+        wait_until_busy(cores, kMiB);  // A sixth of a pass, or more if this thread gets no turn.
+        cores.stop();
+        position = cores.position();
+        const size_t place = position / 3 / sizeof(uint64_t) % stream_words;
+        const uint64_t passes = position / 3 / sizeof(uint64_t) / stream_words;
+        for (size_t i = 0; i < 3 * stream_words; ++i) {
+            ASSERT_EQ(words[i], passes + (i % stream_words < place ? 1 : 0)) << i;
+        }
+    }
+}
+
+// Goal: threads share the memory wherever the walk begins. Method: two in one place would lose
+// counts (and be a race for ThreadSanitizer).
+TEST(BusyCoresTest, ThreadsBeginAtAnyPlace) {
+    for (const uint64_t position : {uint64_t{kMiB}, uint64_t{2 * kMiB - 1}, uint64_t{7 * kMiB}}) {
+        std::vector<uint64_t> words(2 * kMiB / sizeof(uint64_t));
+        BusyCores cores(bytes_of(words, 2 * kMiB), 3, position);
+        wait_until_busy(cores, 12 * kMiB);
+        cores.stop();
+        uint64_t written = 0;
+        for (const uint64_t word : words) {
+            written += word;
+        }
+        EXPECT_EQ(cores.touched_bytes(), written * 2 * sizeof(uint64_t));
+        EXPECT_EQ(cores.position(), position + written * sizeof(uint64_t));
+    }
+}
+
 // Goal: more threads than memory for them are no error.
 TEST(BusyCoresTest, SmallMemoryHasFewerThreads) {
     std::vector<uint64_t> words(kKiB / sizeof(uint64_t));

@@ -23,7 +23,8 @@ using Rates = std::map<std::string, double>;
 ProfileOptions small_options() {
     return {.cores = 2,
             .time_budget_ns = 60'000'000,
-            .host_bytes_max = 16 * kMiB,
+            .host_copy_bytes_max = 8 * kMiB,
+            .host_core_bytes_max = 8 * kMiB,
             .device_bytes_max = 8 * kMiB};
 }
 
@@ -194,6 +195,16 @@ TEST_F(HardwareProfileTest, SlowLinkHasSmallerLargeCopies) {
     EXPECT_LT(profile.large_copy_bytes, 4 * kMiB);
     EXPECT_GT(profile.alone.to_device, 0.0);
     EXPECT_TRUE(profile.notes.empty());
+}
+
+// Goal: a rate that may be a cache's is said to be so. Method: caches larger than the memory.
+TEST_F(HardwareProfileTest, LargeCachesAreNoted) {
+    ProfileOptions options = small_options();
+    options.cache_bytes = options.host_core_bytes_max + 1;
+    const HardwareProfile profile = measure(options);
+    ASSERT_EQ(profile.notes.size(), 1u);
+    EXPECT_NE(profile.notes.front().find("caches"), std::string::npos);
+    EXPECT_GT(profile.update_bytes_per_second, 0.0);
 }
 
 TEST_F(HardwareProfileTest, CaptureIsRefused) {
