@@ -9,8 +9,10 @@ namespace trainstream {
 
 void FramePlan::lay(void* block, size_t size_bytes) {
     arena = std::make_unique<FrameArena>(block, size_bytes);
-    schedule = std::make_unique<FrameSchedule>(
-        period, size_bytes, FrameSizes::lead_bytes(size_bytes + sizes.extra_bytes));
+    const size_t frames_bytes = size_bytes + sizes.extra_bytes;
+    schedule =
+        std::make_unique<FrameSchedule>(period, size_bytes, FrameSizes::lead_bytes(frames_bytes),
+                                        FrameSizes::ahead_bytes(frames_bytes));
 }
 
 FramePlan::FramePlan(Period period_of_items, std::vector<StoragePtr> storages)

@@ -38,9 +38,11 @@ struct FrameSchedule::Candidate {
     }
 };
 
-FrameSchedule::FrameSchedule(Period period, size_t arena_bytes, size_t lead_bytes)
+FrameSchedule::FrameSchedule(Period period, size_t arena_bytes, size_t lead_bytes,
+                             uint64_t ahead_bytes)
     : period_(std::move(period)),
       lead_bytes_(lead_bytes),
+      ahead_bytes_(ahead_bytes),
       segments_{{arena_bytes / kBlockAlignment * kBlockAlignment, kNever}} {
     const size_t items = item_count();
     uses_.resize(items);
@@ -138,7 +140,11 @@ std::optional<FrameSchedule::Load> FrameSchedule::due(
         planned_uses_ = 0;
         pending_.reset();
     }
-    for (; planned_ < done_ + length(); ++planned_, planned_uses_ = 0) {
+    const auto is_near = [&] {
+        return planned_ < done_ + length() &&
+               used_bytes_before(planned_) - used_bytes_before(done_) < ahead_bytes_;
+    };
+    for (; is_near(); ++planned_, planned_uses_ = 0) {
         const ItemList& items = operation_at(planned_);
         for (; planned_uses_ < items.size(); ++planned_uses_) {
             const uint32_t item = items[planned_uses_];

@@ -40,8 +40,10 @@ struct Period {
 ///   2. now_ <= done_ <= planned_ <= done_ + length, once due() has returned.
 class FrameSchedule {
 public:
-    /// Sizes are rounded down to whole kBlockAlignment.
-    FrameSchedule(Period period, size_t arena_bytes, size_t lead_bytes);
+    /// Sizes are rounded down to whole kBlockAlignment. Loads are proposed for the next
+    /// `ahead_bytes` of uses: what an operator then asks for has to wait for those on their way.
+    FrameSchedule(Period period, size_t arena_bytes, size_t lead_bytes,
+                  uint64_t ahead_bytes = UINT64_MAX);
 
     /// One load: the items of `leave` go, then `item` comes to `offset`.
     struct Load {
@@ -134,6 +136,7 @@ private:
 
     Period period_;
     const size_t lead_bytes_;
+    const uint64_t ahead_bytes_;
     std::vector<std::vector<uint32_t>> uses_;  // Of each item: its operations, rising.
     std::vector<uint64_t> bytes_before_;       // Of uses before each operation; one more: in all.
     std::vector<size_t> offset_;               // Of each item's frame.

@@ -24,6 +24,8 @@ struct FrameSizes {
     static size_t least_bytes(uint64_t usable_bytes);
     /// Frames that are too few to hide a load are of no use: a quarter for what is on its way.
     static size_t lead_bytes(size_t frames_bytes);
+    /// Of uses to come, what loads are proposed for: twice as much keeps the link busy.
+    static uint64_t ahead_bytes(size_t frames_bytes) { return 2 * lead_bytes(frames_bytes); }
 
     /// The first operation from `time` on, in the schedule's time, that has no room for so many;
     /// the largest value: all have.

@@ -15,7 +15,8 @@ constexpr int kPeriods = 3;
 StepReplay::StepReplay(PlannedStep step)
     : step_(std::move(step)),
       schedule_(step_.period, step_.sizes.arena_bytes,
-                FrameSizes::lead_bytes(step_.sizes.arena_bytes + step_.sizes.extra_bytes)),
+                FrameSizes::lead_bytes(step_.sizes.arena_bytes + step_.sizes.extra_bytes),
+                FrameSizes::ahead_bytes(step_.sizes.arena_bytes + step_.sizes.extra_bytes)),
       ready_at_(step_.period.item_bytes.size()),
       dirty_(ready_at_.size()),
       left_(ready_at_.size()) {}

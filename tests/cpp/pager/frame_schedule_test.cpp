@@ -294,6 +294,34 @@ TEST(FrameScheduleTest, AScanGetsFramesEnoughToRunAhead) {
     EXPECT_GE(ahead, 4);
 }
 
+// What is asked for on demand waits behind all that was proposed.
+TEST(FrameScheduleTest, NoMoreIsProposedThanWhatIsUsedNext) {
+    Period period;
+    period.item_bytes.assign(40, kUnit);
+    for (uint32_t i = 0; i < 40; ++i) {
+        period.operations.push_back({i});
+    }
+    FrameSchedule schedule(period, 30 * kUnit, 0, /*ahead_bytes=*/4 * kUnit);
+    const auto loaded = [&] {
+        std::vector<uint32_t> items;
+        while (const auto load = schedule.due()) {
+            schedule.entered(load->item, load->offset);
+            items.push_back(load->item);
+        }
+        return items;
+    };
+    EXPECT_EQ(loaded(), (std::vector<uint32_t>{0, 1, 2, 3}));
+    schedule.begun(0);
+    EXPECT_TRUE(loaded().empty());
+    schedule.ended();
+    EXPECT_EQ(loaded(), std::vector<uint32_t>{4});
+    schedule.begun(1);
+    schedule.ended();
+    schedule.begun(2);
+    schedule.ended();
+    EXPECT_EQ(loaded(), (std::vector<uint32_t>{5, 6}));
+}
+
 TEST(FrameScheduleTest, AnOperatorsItemsStayTogether) {
     Period period;
     period.item_bytes.assign(12, kUnit);
