@@ -15,8 +15,8 @@ namespace {
 
 // Announced uses that must pass after watching starts again before anything may move: operators in
 // flight at that moment were not announced, and the few operators each of them calls look
-// outermost.
-constexpr int kWarmUpBoundaries = 256;
+// outermost. Of all threads together; the roster wants half as many of each.
+constexpr int kWarmUpBoundaries = 128;
 
 // Steps without a move after which a run counts as one that fits.
 constexpr uint64_t kQuietSteps = 2;

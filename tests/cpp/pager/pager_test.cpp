@@ -817,7 +817,7 @@ TEST(PagerTest, CloseEndsTheWatchOnce) {
 
 // --- Watching ---
 
-constexpr int kWarmUpBoundaries = 256;
+constexpr int kWarmUpBoundaries = 128;
 
 // Goal: a run that fits stops being watched, and growth starts it again; nothing moves before
 // operators that began unwatched have ended.
