@@ -82,4 +82,8 @@ bool StorageOwnerPort::all_announced() const {
     return hooks_.all_announced == nullptr || hooks_.all_announced();
 }
 
+size_t StorageOwnerPort::user_threads() const {
+    return hooks_.user_threads == nullptr ? 1 : hooks_.user_threads();
+}
+
 }  // namespace trainstream

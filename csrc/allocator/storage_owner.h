@@ -13,6 +13,7 @@ struct InterpreterHooks {
     void (*end_blocking)(void*) = nullptr;
     void (*watch)(bool on) = nullptr;
     bool (*all_announced)() = nullptr;
+    size_t (*user_threads)() = nullptr;
 };
 
 /// Owner: the process. Lock: none of its own; every call works on one StorageImpl.
@@ -38,6 +39,7 @@ public:
     void end_blocking(void* token) override;
     void watch(bool on) override;
     bool all_announced() const override;
+    size_t user_threads() const override;
 
 private:
     InterpreterHooks hooks_;

@@ -40,8 +40,9 @@ void end_blocking(void* token) {
 }
 
 void install_hooks() {
-    StorageOwnerPort::instance().set_hooks(
-        {&begin_blocking, &end_blocking, &operator_guard::watch, &operator_guard::all_announced});
+    StorageOwnerPort::instance().set_hooks({&begin_blocking, &end_blocking, &operator_guard::watch,
+                                            &operator_guard::all_announced,
+                                            &operator_guard::user_threads});
 }
 
 void start_sim(uint64_t vram_bytes, int64_t ram_bytes, size_t min_storage_bytes, bool plan,
@@ -373,6 +374,7 @@ PYBIND11_MODULE(_C, module) {
     module.def("set_paged_room", &set_paged_room, NoGil());
     module.def("take_peak", &take_peak);
     module.def("step_done", &step_done, NoGil());
+    module.def("user_threads", &operator_guard::user_threads);
     module.def("update_began", &update_began, NoGil());
     module.def("update_ended", &update_ended, NoGil());
     module.def("usual_steps", &usual_steps);

@@ -117,6 +117,7 @@ void announce(const at::RecordFunction& function, const OperatorTraits* traits,
     if (!any) {
         return;
     }
+    state.line.uses_managed.store(true, std::memory_order_relaxed);
     for (PagerUses& group : state.uses) {
         if (group.uses.empty()) {
             continue;
@@ -243,6 +244,8 @@ void watch(bool on) {
 bool is_watching() { return g_watching.load(); }
 
 bool all_announced() { return ThreadRoster::instance().all_announced(); }
+
+size_t user_threads() { return ThreadRoster::instance().user_threads(); }
 
 namespace {
 

@@ -12,6 +12,8 @@ void watch(bool on);
 bool is_watching();
 /// Whether every operator that began before uses were announced has ended.
 bool all_announced();
+/// Threads that have run operators on managed storages since they exist.
+size_t user_threads();
 
 /// A use outside any operator, of a pointer handed out: `tensor`'s managed storages are brought in
 /// and count as written. Briefly: until this thread's next-but-one operator boundary. For good:

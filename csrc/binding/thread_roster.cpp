@@ -33,4 +33,11 @@ bool ThreadRoster::all_announced() const {
     });
 }
 
+size_t ThreadRoster::user_threads() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return static_cast<size_t>(std::count_if(lines_.begin(), lines_.end(), [](const Line* line) {
+        return line->uses_managed.load(std::memory_order_relaxed);
+    }));
+}
+
 }  // namespace trainstream

@@ -20,6 +20,7 @@ public:
     struct Line {
         std::atomic<uint64_t> boundaries{0};  // Outermost operators that it has ended.
         uint64_t at_start = 0;                // Of these, before the watch began. Under the mutex.
+        std::atomic<bool> uses_managed{false};  // Some named a managed storage.
     };
 
     static ThreadRoster& instance();
@@ -31,6 +32,8 @@ public:
     void start();
     /// Whether every thread has ended so many operators since start() that none began before.
     bool all_announced() const;
+    /// Threads some of whose operators named managed storages.
+    size_t user_threads() const;
 
 private:
     // More than any operator calls between taking a pointer and using it.

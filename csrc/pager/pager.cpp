@@ -24,6 +24,9 @@ constexpr uint64_t kQuietSteps = 2;
 // Device memory outside the regions, as a part of the budget, that is worth moving everything for.
 constexpr uint64_t kScatteredPart = 64;
 
+// The script's, and the one on which autograd runs the backward pass, which is idle between steps.
+constexpr size_t kOneTrainersThreads = 2;
+
 /// Storages that this thread has in transition, of all pagers.
 thread_local int t_moves = 0;
 
@@ -557,6 +560,9 @@ void Pager::step_done() {
 void Pager::lay_regions_anew() {
     if (memory_.scattered_bytes() < memory_.budget_bytes() / kScatteredPart || !may_move()) {
         return;
+    }
+    if (port_.user_threads() > kOneTrainersThreads) {
+        return;  // Another may be about to launch what it has a workspace's address for.
     }
     {
         MutexLock lock(mutex_);

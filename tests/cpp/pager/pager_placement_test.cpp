@@ -112,14 +112,17 @@ TEST(PagerPlacementTest, ScatteredMemoryIsLaidAnewOnceBetweenSteps) {
 }
 
 TEST(PagerPlacementTest, NothingIsLaidAnewUnderWhatIsInUse) {
-    for (const bool captured : {false, true}) {
+    enum class Case : uint8_t { kInUse, kCaptured, kThreads };
+    for (const Case which : {Case::kInUse, Case::kCaptured, Case::kThreads}) {
         PagerWorld world({.budget_bytes = 256 * kKiB});
         world.memory_door.scattered = 64 * kKiB;
         FakeOwner* owner = world.make(32 * kKiB, 1);
         Pins pins;
-        if (captured) {  // The graph may use what no storage tells of.
+        if (which == Case::kCaptured) {  // The graph may use what no storage tells of.
             world.pager.set_capturing(true);
             world.pager.set_capturing(false);
+        } else if (which == Case::kThreads) {  // One may be between two operators.
+            world.port.threads = 3;
         } else {  // By an operator of another thread.
             world.pager.begin_use({{owner, /*writes=*/false, UseKind::kBringIn}}, 0, &pins);
         }

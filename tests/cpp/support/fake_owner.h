@@ -117,6 +117,8 @@ public:
     }
 
     bool all_announced() const override { return announced.load(); }
+    size_t user_threads() const override { return threads; }
+    std::atomic<size_t> threads{1};  // What the pager is told of them.
     std::atomic<bool> announced{true};
 
     /// How often watch(true) came more than watch(false); a pager starts with one.

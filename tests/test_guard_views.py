@@ -1,0 +1,58 @@
+"""What the operator guard does not announce, and who it has seen."""
+
+from real_runner import run_real
+
+
+def test_views_pin_nothing_and_what_copies_beside_them_does(tmp_path):
+    script = """
+    import trainstream
+    import trainstream._C as C
+
+    x = torch.arange(4 << 20, dtype=torch.float32).reshape(2048, 2048)
+    total = x.sum().item()
+    assert C.evict_all() >= 16 << 20 and trainstream.is_cold(x)
+    # Only views: it stays where it is, and its bytes are right through each of them.
+    views = [x.t(), x.view(-1), x[3:7], x.unsqueeze(0).expand(2, 2048, 2048), x.detach()]
+    assert trainstream.is_cold(x)
+    # These are views if they can be, and else copy by operators of their own.
+    copies = [x.t().reshape(-1), x.t().contiguous(), x.to(torch.float64), x.flatten()]
+    assert views[1].sum().item() == total
+    assert copies[0].view(2048, 2048).t().equal(x) and copies[1].t().equal(x)
+    assert copies[2].sum().item() == x.double().sum().item() and copies[3].equal(views[1])
+    for _ in range(3):
+        C.evict_all()
+        assert views[2].equal(torch.arange(3 * 2048, 7 * 2048).float().view(4, 2048))
+        assert views[3][1].equal(views[0].t())
+    assert C.stats()["pins"] == 0
+    """
+    run_real(tmp_path, script, conf="vram:256MiB")
+
+
+def test_threads_that_use_managed_storages_are_counted_while_they_live(tmp_path):
+    script = """
+    import threading
+    import trainstream
+    import trainstream._C as C
+
+    x = torch.ones(1 << 20)
+    x.add_(1)
+    before = C.user_threads()
+    ready, done = threading.Barrier(3), threading.Event()
+
+    def work(tensor):
+        tensor.mul_(2)
+        ready.wait()
+        done.wait()
+
+    small = torch.ones(4)
+    threads = [threading.Thread(target=work, args=(t,)) for t in (x, small)]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    during = C.user_threads()
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert (before, during, C.user_threads()) == (1, 2, 1), (before, during, C.user_threads())
+    """
+    run_real(tmp_path, script, conf="vram:256MiB")
