@@ -5,34 +5,17 @@
 
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 
 #include "optim/worker_threads.h"
 #include "support/in_child.h"
+#include "support/made_up_system.h"
 
 namespace trainstream::optim {
 namespace {
 
-/// A made-up system: files below a directory of its own, removed at the end.
-class UsableCoresTest : public ::testing::Test {
+class UsableCoresTest : public trainstream::testing::MadeUpSystem {
 protected:
-    void SetUp() override {
-        root_ = std::filesystem::temp_directory_path() /
-                ("usable_cores_" + std::to_string(getpid()) + "_" +
-                 ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    }
-    void TearDown() override { std::filesystem::remove_all(root_); }
-
-    void write(const std::string& path, const std::string& text) {
-        const std::filesystem::path file = root_.string() + path;
-        std::filesystem::create_directories(file.parent_path());
-        std::ofstream(file) << text;
-    }
-    size_t cores() const { return cgroup_cores_under(root_.string()); }
-
-private:
-    std::filesystem::path root_;
+    size_t cores() const { return cgroup_cores_under(root()); }
 };
 
 TEST_F(UsableCoresTest, WithoutCgroupsThereIsNoQuota) { EXPECT_EQ(cores(), SIZE_MAX); }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "base/bytes.h"
 
@@ -28,10 +29,7 @@ TEST(BusyCoresTest, CountsTheBytesThatWereReadAndWritten) {
     EXPECT_GE(cores.threads(), 1u);
     wait_until_busy(cores, 8 * kMiB);
     cores.stop();
-    uint64_t written = 0;
-    for (const uint64_t word : words) {
-        written += word;
-    }
+    const uint64_t written = std::accumulate(words.begin(), words.end(), uint64_t{0});
     EXPECT_EQ(cores.touched_bytes(), written * 2 * sizeof(uint64_t));
     EXPECT_EQ(cores.threads(), 0u);
 }
@@ -77,10 +75,7 @@ TEST(BusyCoresTest, ThreadsBeginAtAnyPlace) {
         BusyCores cores(bytes_of(words, 2 * kMiB), 3, position);
         wait_until_busy(cores, 12 * kMiB);
         cores.stop();
-        uint64_t written = 0;
-        for (const uint64_t word : words) {
-            written += word;
-        }
+        const uint64_t written = std::accumulate(words.begin(), words.end(), uint64_t{0});
         EXPECT_EQ(cores.touched_bytes(), written * 2 * sizeof(uint64_t));
         EXPECT_EQ(cores.position(), position + written * sizeof(uint64_t));
     }

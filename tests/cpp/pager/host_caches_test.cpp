@@ -2,11 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
-#include <fstream>
 #include <vector>
 
 #include "base/bytes.h"
+#include "support/made_up_system.h"
 
 namespace trainstream {
 namespace {
@@ -18,41 +17,29 @@ struct Cache {
     std::string sharers;
 };
 
-/// A made-up system: files below a directory of its own, removed at the end.
-class HostCachesTest : public ::testing::Test {
+class HostCachesTest : public testing::MadeUpSystem {
 protected:
-    void SetUp() override {
-        root_ = std::filesystem::temp_directory_path() /
-                ("host_caches_" + std::to_string(getpid()) + "_" +
-                 ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    }
-    void TearDown() override { std::filesystem::remove_all(root_); }
-
     /// A CPU's caches, index0 on. What is "" is no file.
     void add_cpu(size_t cpu, const std::vector<Cache>& caches) {
         for (size_t index = 0; index < caches.size(); ++index) {
             const std::string directory = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) +
                                           "/cache/index" + std::to_string(index) + "/";
-            write(directory + "level", caches[index].level);
-            write(directory + "type", caches[index].type);
-            write(directory + "size", caches[index].size);
-            write(directory + "shared_cpu_list", caches[index].sharers);
+            write_line(directory + "level", caches[index].level);
+            write_line(directory + "type", caches[index].type);
+            write_line(directory + "size", caches[index].size);
+            write_line(directory + "shared_cpu_list", caches[index].sharers);
         }
     }
     uint64_t bytes(const std::vector<size_t>& cpus) const {
-        return last_level_cache_bytes_under(root_.string(), cpus);
+        return last_level_cache_bytes_under(root(), cpus);
     }
 
 private:
-    void write(const std::string& path, const std::string& text) {
-        const std::filesystem::path file = root_.string() + path;
-        std::filesystem::create_directories(file.parent_path());
+    void write_line(const std::string& path, const std::string& text) {
         if (!text.empty()) {
-            std::ofstream(file) << text << "\n";
+            write(path, text + "\n");
         }
     }
-
-    std::filesystem::path root_;
 };
 
 const Cache kLevel1 = {"1", "Data", "48K", "0"};

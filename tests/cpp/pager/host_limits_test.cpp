@@ -2,35 +2,18 @@
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
-#include <fstream>
-
 #include "base/bytes.h"
 #include "pager/host_pool.h"
+#include "support/made_up_system.h"
 
 namespace trainstream {
 namespace {
 
-/// A made-up system: files below a directory of its own, removed at the end.
-class HostLimitsTest : public ::testing::Test {
+class HostLimitsTest : public testing::MadeUpSystem {
 protected:
-    void SetUp() override {
-        root_ = std::filesystem::temp_directory_path() /
-                ("host_limits_" + std::to_string(getpid()) + "_" +
-                 ::testing::UnitTest::GetInstance()->current_test_info()->name());
-        write("/proc/meminfo", "MemTotal: 4096 kB\nMemAvailable: 1600 kB\n");
-    }
-    void TearDown() override { std::filesystem::remove_all(root_); }
+    void SetUp() override { write("/proc/meminfo", "MemTotal: 4096 kB\nMemAvailable: 1600 kB\n"); }
 
-    void write(const std::string& path, const std::string& text) {
-        const std::filesystem::path file = root_.string() + path;
-        std::filesystem::create_directories(file.parent_path());
-        std::ofstream(file) << text;
-    }
-    uint64_t available() const { return available_host_bytes_under(root_.string()); }
-
-private:
-    std::filesystem::path root_;
+    uint64_t available() const { return available_host_bytes_under(root()); }
 };
 
 // Goal: with no cgroup the system's own figure counts, less 1/16.
