@@ -77,6 +77,10 @@ public:
         const auto first = frames_.lower_bound(begin);
         return first == frames_.end() || first->first >= begin + kSegmentSpan;
     }
+    /// Whether the item's frame is in the segment whose offsets begin at `begin`.
+    bool is_in_segment(uint32_t item, size_t begin) const {
+        return has_frame(item) && offset_[item] >= begin && offset_[item] < begin + kSegmentSpan;
+    }
     /// Offsets of one segment; the first is the arena.
     static constexpr size_t kSegmentSpan = size_t{1} << 44;
     /// All operations before this time have ended.

@@ -447,10 +447,8 @@ bool Pager::close_extra(size_t begin) {
     {
         MutexLock lock(mutex_);
         for (const StoragePtr& storage : plan_->items) {
-            const bool inside =
-                storage != nullptr && storage->in_frame() &&
-                plan_->schedule->offset(storage->item) >= begin &&
-                plan_->schedule->offset(storage->item) < begin + FrameSchedule::kSegmentSpan;
+            const bool inside = storage != nullptr && storage->in_frame() &&
+                                plan_->schedule->is_in_segment(storage->item, begin);
             if (inside && storage->pin_count() > 0) {
                 return false;  // None leaves in vain.
             }

@@ -150,8 +150,7 @@ void StepReplay::open_or_close_extra() {
 
 void StepReplay::close_extra(size_t begin) {
     for (uint32_t item = 0; item < ready_at_.size(); ++item) {
-        if (schedule_.has_frame(item) && schedule_.offset(item) >= begin &&
-            schedule_.offset(item) < begin + FrameSchedule::kSegmentSpan) {
+        if (schedule_.is_in_segment(item, begin)) {
             leave(item);
         }
     }
