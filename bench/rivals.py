@@ -17,12 +17,20 @@ def fused_adamw(model, lr, device):
     return torch.optim.AdamW(model.parameters(), lr=lr, fused=device == "cuda")
 
 
-def host_optimizer(model, lr, device):
+def host_optimizer(model, lr, device, max_grad_norm=None):
     import trainstream.optim
 
     return trainstream.optim.AdamW(
-        model.parameters(), lr=lr, moments="bfloat16", accumulation_steps=1
+        model.parameters(),
+        lr=lr,
+        moments="bfloat16",
+        max_grad_norm=max_grad_norm,
+        accumulation_steps=1,
     )
+
+
+def clipping_host_optimizer(model, lr, device):
+    return host_optimizer(model, lr, device, max_grad_norm=1.0)
 
 
 def one_rank():
@@ -124,6 +132,7 @@ class Kind:
 KINDS = {
     "stock": Kind(),
     "host-optimizer": Kind(optimizer=host_optimizer),
+    "host-optimizer-clipping": Kind(optimizer=clipping_host_optimizer),
     "fsdp2-offload": Kind(wrap=fsdp2_offload),
     "torchao-offload": Kind(("torchao.optim",), needs_gpu=True, optimizer=torchao_offload),
     "deepspeed-zero3": Kind(

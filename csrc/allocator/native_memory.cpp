@@ -32,6 +32,14 @@ constexpr size_t kMostRests = 16;
 constexpr uint64_t kSegmentRounding = 2 * kMiB;
 constexpr uint64_t kSmallestRegion = 16 * kMiB;
 
+// Torch's kSmallSize and kSmallBuffer: blocks of up to the one lie in segments of the other.
+constexpr uint64_t kSmallBlock = kMiB;
+constexpr uint64_t kSmallSegment = 2 * kMiB;
+
+// A transformer's step has two or three segments for small blocks; a run that has more free blocks
+// in them than this needs no spare.
+constexpr size_t kMostSmallBlocks = 64;
+
 cudaStream_t as_cuda(StreamId stream) { return reinterpret_cast<cudaStream_t>(stream); }
 
 void raise_peak(c10::CachingAllocator::StatArray& kept,
@@ -211,6 +219,43 @@ bool NativeMemory::lay_anew() {
     }
     at::cuda::clearCublasWorkspaces();
     return rebuild(*stream);
+}
+
+void NativeMemory::reserve_small_spare() {
+    std::vector<StreamId> streams;
+    {
+        MutexLock lock(mutex_);
+        for (const auto& [stream, list] : regions_) {
+            streams.push_back(stream);
+        }
+    }
+    for (const StreamId stream : streams) {
+        reserve_small_segment(stream);
+    }
+}
+
+/// Torch makes a segment once no other has room for a block.
+void NativeMemory::reserve_small_segment(StreamId stream) {
+    const auto reserved = [&] {
+        return static_cast<uint64_t>(native_->getDeviceStats(device_).reserved_bytes[0].current);
+    };
+    const uint64_t before = reserved();
+    if (before + kSmallSegment > limit_bytes_.load()) {
+        return;  // A refusal would flush torch's cache.
+    }
+    begin_aside();
+    std::vector<void*> blocks;
+    while (reserved() == before && blocks.size() < kMostSmallBlocks) {
+        void* const block = allocate(kSmallBlock, stream);
+        if (block == nullptr) {
+            break;
+        }
+        blocks.push_back(block);
+    }
+    for (void* const block : blocks) {
+        native_->raw_delete(block);
+    }
+    end_aside();
 }
 
 void NativeMemory::lay_region(StreamId stream, uint64_t size_bytes) {

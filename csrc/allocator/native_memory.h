@@ -39,6 +39,8 @@ public:
     /// cuBLAS's workspaces go too, which torch keeps for good and makes anew where they are missed.
     /// Requires: no operator runs, and no graph was captured that uses them.
     bool lay_anew() override;
+    /// A segment for each stream with a region, if the limit has room for it.
+    void reserve_small_spare() override;
     /// Torch does not split off a rest of up to 1 MiB (kSmallSize) of a large block.
     size_t slack_bytes() const override { return 1 << 20; }
     uint64_t budget_bytes() const override { return limit_bytes_.load(); }
@@ -74,6 +76,7 @@ private:
 
     void set_native_limit(uint64_t limit_bytes);
     void lay_region(StreamId stream, uint64_t size_bytes);
+    void reserve_small_segment(StreamId stream);
     /// What happens until end_aside() is no peak of the user's.
     void begin_aside();
     void end_aside();

@@ -245,6 +245,11 @@ bool is_watching() { return g_watching.load(); }
 
 bool all_announced() { return ThreadRoster::instance().all_announced(); }
 
+void make_pending_writes() {
+    Pager::make_pending_writes();
+    thread_state().line.is_ours.store(true, std::memory_order_relaxed);
+}
+
 size_t user_threads() { return ThreadRoster::instance().user_threads(); }
 
 namespace {

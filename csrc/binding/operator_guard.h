@@ -12,7 +12,9 @@ void watch(bool on);
 bool is_watching();
 /// Whether every operator that began before uses were announced has ended.
 bool all_announced();
-/// Threads that have run operators on managed storages since they exist.
+/// The calling thread is our own, for pending writes: see Pager. It is no user's.
+void make_pending_writes();
+/// Threads that have run operators on managed storages since they exist, less our own.
 size_t user_threads();
 
 /// A use outside any operator, of a pointer handed out: `tensor`'s managed storages are brought in

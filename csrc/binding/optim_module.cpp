@@ -3,7 +3,10 @@
 #include <optional>
 
 #include "allocator/host_memory.h"
+#include "allocator/pager_registry.h"
 #include "binding/adamw_step.h"
+#include "binding/operator_guard.h"
+#include "binding/pending_write.h"
 #include "optim/slice.h"
 #include "optim/update.h"
 
@@ -96,6 +99,12 @@ py::dict host_pool_stats(const at::Tensor& like) {
     return result;
 }
 
+/// Of writes to a tensor like this one; see Pager.
+bool may_leave_pending(const at::Tensor& like) {
+    const Pager* pager = PagerRegistry::instance().find(like.device());
+    return pager != nullptr && !PagerRegistry::instance().forked() && pager->may_leave_pending();
+}
+
 }  // namespace
 
 void add_optim_functions(py::module_& module) {
@@ -104,6 +113,12 @@ void add_optim_functions(py::module_& module) {
     py::class_<ParameterStep>(module, "ParameterStep").def(py::init(&make_step));
     module.def("adamw_step", &step, py::arg("steps"), py::arg("engine"), py::arg("grad_scale"),
                py::arg("seed"), py::arg("after") = py::none());
+    py::class_<PendingWrite>(module, "PendingWrite")
+        .def(py::init<const at::Tensor&>(), NoGil())
+        .def_property_readonly("is_announced", &PendingWrite::is_announced)
+        .def("end", &PendingWrite::end, py::arg("stream") = py::none(), NoGil());
+    module.def("make_pending_writes", &operator_guard::make_pending_writes);
+    module.def("may_leave_pending", &may_leave_pending, NoGil());
     module.def("sum_of_squares", &sum_of_squares, NoGil());
     module.def("is_dense", &is_dense);
     module.def("zeros_on_host", &zeros_on_host);

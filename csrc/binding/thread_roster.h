@@ -21,6 +21,7 @@ public:
         std::atomic<uint64_t> boundaries{0};  // Outermost operators that it has ended.
         uint64_t at_start = 0;                // Of these, before the watch began. Under the mutex.
         std::atomic<bool> uses_managed{false};  // Some named a managed storage.
+        std::atomic<bool> is_ours{false};       // It runs our own code and nothing else.
     };
 
     static ThreadRoster& instance();
@@ -32,7 +33,7 @@ public:
     void start();
     /// Whether every thread has ended so many operators since start() that none began before.
     bool all_announced() const;
-    /// Threads some of whose operators named managed storages.
+    /// Threads some of whose operators named managed storages, less our own.
     size_t user_threads() const;
 
 private:

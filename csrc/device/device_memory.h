@@ -51,6 +51,9 @@ public:
     virtual uint64_t scattered_bytes() const { return 0; }
     /// Likewise rebuild(), but regions that nothing is in any more become parts of larger ones.
     virtual bool lay_anew() { return false; }
+    /// Room for one more small block than there have been: how memory outside the regions is cut
+    /// goes on changing for a step or two, and none is to be asked of the driver then.
+    virtual void reserve_small_spare() {}
 
     /// What a block may take beyond the bytes asked for.
     virtual size_t slack_bytes() const { return 0; }

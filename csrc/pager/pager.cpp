@@ -240,7 +240,7 @@ void Pager::pin_entries(const std::vector<Use>& uses, StreamId stream, std::vect
         pins->operation = ++operations_;
     }
     for (const Use& use : uses) {
-        const StoragePtr storage = settled(use.owner);
+        const StoragePtr storage = settled_for(use, stream);
         if (storage == nullptr) {
             continue;
         }
@@ -323,6 +323,9 @@ void Pager::settle(const Entry& entry, StreamId stream, bool asked, Pin* pin,
         if (storage.ready() != nullptr) {
             waits->push_back({storage.ready(), cause});
         }
+        if (Event event = storage.take_write(stream)) {
+            waits->push_back({std::move(event), cause});
+        }
         return;
     }
     if (entry.writes) {
@@ -330,6 +333,9 @@ void Pager::settle(const Entry& entry, StreamId stream, bool asked, Pin* pin,
     }
     if (Event event = storage.take_wait(stream)) {
         waits->push_back({std::move(event), cause});
+    }
+    if (Event event = storage.take_write(stream)) {
+        waits->push_back({std::move(event), Stall::kLate});
     }
 }
 
@@ -535,7 +541,7 @@ void Pager::step_done() {
         const uint64_t budget = memory_.budget_bytes();
         moved = moves() != moves_at_last_step_;
         const bool quiet = !moved && !spilled && moving_ == 0 && stats_.cold_bytes == 0 &&
-                           plan_ == nullptr && paged_storages_ == 0 &&
+                           plan_ == nullptr && paged_storages_ == 0 && pending_writes_ == 0 &&
                            resident_peak_bytes_ <= budget - budget / 10;
         moves_at_last_step_ = moves();
         quiet_steps_ = quiet ? quiet_steps_ + 1 : 0;
@@ -552,7 +558,7 @@ void Pager::step_done() {
     }
     lay_regions_anew();
     judge_step(moved);
-    reserve_host_spare();
+    reserve_spares();
 }
 
 /// The regions were laid in the middle of the first step's operator that found no room, around what

@@ -183,6 +183,18 @@ public:
     /// The host is about to change all bytes of these: what has a frame and was not written since
     /// it came leaves it, which costs no copy. Else they would be copied out, back and out again.
     void let_go(const std::vector<void*>& owners);
+    // Writes that another thread makes later: pager_pending.cpp.
+    /// Whoever uses the storage's bytes waits until end_write(), but for threads that
+    /// make_pending_writes(). It may move meanwhile. Null: it is not managed.
+    StoragePtr announce_write(void* owner);
+    /// The host has done its part, and `stream` has what is left of it: other streams wait for it.
+    void end_write(const StoragePtr& storage, std::optional<StreamId> stream);
+    /// The calling thread waits for no announced write from now on: it is the one that makes them.
+    static void make_pending_writes();
+    /// Whether a write may be left pending past an optimizer's step: all uses are announced, and a
+    /// plan is in force, so that nothing is laid out anew between steps.
+    bool may_leave_pending() const;
+
     /// Moves every storage that may move to the host. Returns the bytes that left.
     uint64_t evict_all();
     /// An optimizer's step has ended.
@@ -272,7 +284,7 @@ private:
     std::optional<HostBlock> host_block_for(size_t size_bytes);
     HostPool::Growth may_grow_host() const;
     bool give_up_host_copy(size_t size_bytes);
-    void reserve_host_spare();
+    void reserve_spares();
     void drop_host_copies() TS_REQUIRES(mutex_);
     void check_host_copy(const StoragePtr& storage);
     void order_home_after(const std::vector<StreamId>& streams, StreamId home);
@@ -293,6 +305,8 @@ private:
         TS_REQUIRES(mutex_);
     StoragePtr settled(void* owner) TS_REQUIRES(mutex_);
     void wait_for_transition(const StoragePtr& storage) TS_REQUIRES(mutex_);
+    StoragePtr settled_for(const Use& use, StreamId stream) TS_REQUIRES(mutex_);
+    void wait_for_writes(const StoragePtr& storage, StreamId stream) TS_REQUIRES(mutex_);
     void note_owner(const StoragePtr& storage, void* owner) TS_REQUIRES(mutex_);
     void drop_host_copy(Storage& storage) TS_REQUIRES(mutex_);
     void forget_later(Storage& storage) TS_REQUIRES(mutex_);
@@ -359,6 +373,7 @@ private:
     bool give_way(size_t size_bytes);
     bool give_plan_up();
     void load_ahead();
+    bool is_to_be_written(uint32_t item) const TS_REQUIRES(mutex_);
     bool load_on_demand(const StoragePtr& storage);
     bool carry_out(const FrameSchedule::Load& load);
     bool load_into_frame(const StoragePtr& storage, size_t offset);
@@ -406,6 +421,7 @@ private:
     std::atomic<int> warm_up_boundaries_{0};
     std::atomic<std::chrono::steady_clock::time_point> warm_up_ends_{};
     uint64_t moving_ TS_GUARDED_BY(mutex_) = 0;  // Storages in transition.
+    uint64_t pending_writes_ TS_GUARDED_BY(mutex_) = 0;
     uint64_t watch_again_bytes_ TS_GUARDED_BY(mutex_) = 0;
     uint64_t resident_peak_bytes_ TS_GUARDED_BY(mutex_) = 0;
     uint64_t quiet_steps_ TS_GUARDED_BY(mutex_) = 0;

@@ -267,7 +267,7 @@ HostPool::Growth Pager::may_grow_host() const {
 /// Which storages are neighbours, and so leave together, goes on changing for some steps; one may
 /// leave late for the first time. A free block as large as the largest of them, made at the end of
 /// the growing steps, keeps that from locking memory in the middle of a step.
-void Pager::reserve_host_spare() {
+void Pager::reserve_spares() {
     size_t spare_bytes = 0;
     {
         MutexLock lock(mutex_);
@@ -280,6 +280,7 @@ void Pager::reserve_host_spare() {
     if (const std::optional<HostBlock> spare = host_.allocate(spare_bytes)) {
         host_.free(*spare, {});
     }
+    memory_.reserve_small_spare();
 }
 
 /// The hottest clean storage whose host copy has `size_bytes` loses it: it will leave last. False:

@@ -710,7 +710,7 @@ void Pager::load_ahead() {
                 const StoragePtr& storage = plan_->items[item];
                 return storage != nullptr && (storage->pin_count() > 0 || storage->in_transition());
             });
-            if (!load.has_value()) {
+            if (!load.has_value() || is_to_be_written(load->item)) {
                 return;
             }
             bytes = plan_->schedule->item_bytes(load->item);
@@ -728,6 +728,12 @@ void Pager::load_ahead() {
         }
         return;  // Something of it is in use: at the next boundary.
     }
+}
+
+/// Loaded before, it would have to go back for the write, and whoever needs it waits for that.
+bool Pager::is_to_be_written(uint32_t item) const {
+    const StoragePtr& storage = plan_->items[item];
+    return storage != nullptr && storage->pending_writes > 0;
 }
 
 bool Pager::load_on_demand(const StoragePtr& storage) {

@@ -151,6 +151,20 @@ void Storage::set_ready(Event ready, std::vector<StreamId> synced) {
     copied_ = nullptr;
 }
 
+void Storage::set_written(Event written, StreamId stream) {
+    written_ = std::move(written);
+    after_write_ = {stream};
+}
+
+Event Storage::take_write(StreamId stream) {
+    if (written_ == nullptr ||
+        std::find(after_write_.begin(), after_write_.end(), stream) != after_write_.end()) {
+        return nullptr;
+    }
+    after_write_.push_back(stream);
+    return written_;
+}
+
 Event Storage::unsynced(StreamId stream) const {
     const bool synced = std::find(synced_.begin(), synced_.end(), stream) != synced_.end();
     return synced ? nullptr : ready_;

@@ -127,6 +127,10 @@ public:
     const Event& last_copy() const { return copied_ != nullptr ? copied_ : ready_; }
     /// The event that `stream` has yet to wait for; null: none. Counts `stream` as synced.
     Event take_wait(StreamId stream);
+    /// It was written in an order that no stream but `stream` has: others wait for `written`.
+    void set_written(Event written, StreamId stream);
+    /// Likewise take_wait().
+    Event take_write(StreamId stream);
 
     // Coldness, in ticks of the pager's clock (one a use).
     void touch(uint64_t now);
@@ -149,6 +153,8 @@ public:
     uint64_t unseen_step = 0;     // One more had when kernels were last used that nobody announces.
     uint64_t last_operation = 0;  // The last traced operator that used it.
     uint32_t item = kNoItem;      // Its number in the plan.
+
+    uint32_t pending_writes = 0;  // That were announced and have not ended.
 
     size_t saved_count = 0;  // Saved tensors that hold it, each with one reference.
     Spill spill = Spill::kNo;
@@ -173,6 +179,8 @@ private:
     Event ready_;
     std::vector<StreamId> synced_;
     Event copied_;
+    Event written_;
+    std::vector<StreamId> after_write_;  // Streams that have waited for it.
     uint64_t last_use_ = 0;
     uint64_t interval_ = 0;
 };

@@ -93,9 +93,9 @@ def to_stock(optimizer, *, fused: bool = False) -> None:
                 if name in state:
                     value = torch.empty_like(param, dtype=param.dtype)
                     state[name] = value.copy_(state[name])
-    for name in ("_settings", "_slots", "_moment_dtype", "grad_norm", "share", "_share", "_places"):
+    ours = ("_settings", "_slots", "_moment_dtype", "grad_norm", "share", "_share", "_share_lock")
+    for name in (*ours, "_places", "_early"):
         vars(optimizer).pop(name, None)
-    del optimizer._early
     optimizer.__class__ = _STOCK[type(optimizer)]
     _settle_fused(optimizer, fused)
     optimizer._patch_step_function()

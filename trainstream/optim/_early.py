@@ -1,22 +1,16 @@
 """Updates that run while backward does: each parameter's as soon as its gradient is finished.
 
 Only for those who say how many backward passes make a step: an update cannot be taken back when one
-more gradient comes.
+more gradient comes. What is not done when the step ends, or begins only then since clipping needs
+all gradients first, goes on while the next step begins: a weight waits for its own update only.
 """
 
-import os
-import queue
-import threading
 import weakref
 
 import torch
 
 from trainstream import errors
-
-# Parameters that one update has at most, unless one has more. All of an update is in place until it
-# has ended, gradients too: 128 Mi elements are 16 ms at 0.12 ns each and half a GiB in 16 bits. The
-# cores and the kernel end within a millisecond of each other, so shorter ones would cost more.
-_BATCH_ELEMENTS = 128 << 20
+from trainstream.optim._queue import Update, UpdateQueue
 
 
 class EarlyUpdates:
@@ -27,24 +21,24 @@ class EarlyUpdates:
     its turn beside the backward pass, has not ended.
 
     Owner: the optimizer, which it knows weakly. Lock: none; `_counts` belongs to whoever runs
-    backward, the queue is thread-safe, and between wait() and the next backward nothing runs.
+    backward, and the queue has its own.
 
     Args:
-        optimizer: Has `_update(work, grad_scale)` and `_located(param)`.
-        accumulation_steps: Gradients that a parameter gets before it is updated, >= 1.
+        optimizer: Has `_update(updates, after)`, `_check(param, grad)` and `_located(param)`.
+        extension: The module `trainstream._C`.
+        accumulation_steps: Gradients that a parameter gets before it is updated, >= 1. None: no
+            update begins before later() says so.
     """
 
-    def __init__(self, optimizer, accumulation_steps: int):
-        self._optimizer = weakref.ref(optimizer)
+    def __init__(self, optimizer, extension, accumulation_steps: int | None):
+        self._optimizer, self._extension = weakref.ref(optimizer), extension
         self._steps = accumulation_steps
         self._counts: dict[torch.Tensor, int] = {}
         self._hooks: dict[torch.Tensor, object] = {}
-        self._queue: queue.SimpleQueue = queue.SimpleQueue()
-        self._workers: list[threading.Thread] = []  # The last one works.
+        self._queue = UpdateQueue(self._run, extension.make_pending_writes)
         # At the interpreter's end as well: a thread that then wants the GIL is ended in the middle
         # of C++ code, and the process with it.
-        weakref.finalize(self, _stop, self._queue, self._workers)
-        self._pid = 0
+        weakref.finalize(self, self._queue.stop)
         self._fault: BaseException | None = None
         self._streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
         self._updated: set[torch.Tensor] = set()
@@ -68,7 +62,7 @@ class EarlyUpdates:
             hook.remove()
 
     def begin_step(self) -> None:
-        """Gradients count from nothing again. Requires: no update runs (wait())."""
+        """Gradients count from nothing again."""
         self._counts.clear()
         self._updated.clear()
         self._refused.clear()
@@ -84,14 +78,56 @@ class EarlyUpdates:
         Raises:
             What an update raised.
         """
-        if self._workers:
-            self._start_worker()  # A forked child has none, but what was queued.
-            done = threading.Event()
-            self._queue.put(done)
-            done.wait()
+        self._queue.wait()
+        self._order_after_updates()
+        self._raise_fault()
+
+    def wait_on_host(self) -> None:
+        """Until the host has done its part of all updates."""
+        self._queue.wait()
+
+    def settle(self, *tensors: torch.Tensor) -> bool:
+        """Likewise, but for updates that everybody waits for by themselves: these may come later.
+
+        Returns:
+            Whether there may be such updates, beside each of `tensors`.
+        """
+        if not all(self._extension.may_leave_pending(tensor) for tensor in tensors):
+            self.wait()
+            return False
+        self._queue.wait(lambda update: not update.may_come_later)
+        self._order_after_updates()
+        self._raise_fault()
+        self._queue.keep((self, self._optimizer()))
+        return True
+
+    def later(self, work: list[tuple], scale: float) -> None:
+        """Updates while the next step begins, the first of `work` first.
+
+        Args:
+            work: (group, index, parameter, gradient) of each, which is checked.
+            scale: What gradients are multiplied by.
+        """
+        ready = {}
+        for _, _, param, _ in work:
+            if param.is_cuda and param.device not in ready:
+                ready[param.device] = torch.cuda.current_stream(param.device).record_event()
+        updates = []
+        for group, index, param, grad in work:
+            weights, event = param.detach(), ready.get(param.device)
+            used = [weights, grad]  # The script has the gradient, and may fill it with zeros.
+            updates.append(self._update_of(group, index, param, grad, weights, event, scale, used))
+        self._queue.put(updates[::-1])
+        self._queue.wait(lambda update: not update.may_come_later)
+        self._order_after_updates()
+        self._queue.keep((self, self._optimizer()))
+
+    def _order_after_updates(self) -> None:
         for device, streams in self._streams.items():
             for stream in streams:
                 torch.cuda.current_stream(device).wait_stream(stream)
+
+    def _raise_fault(self) -> None:
         fault, self._fault = self._fault, None
         if fault is not None:
             raise fault
@@ -107,84 +143,61 @@ class EarlyUpdates:
         place = optimizer._located(param)
         if place is None:  # The optimizer's no more.
             return
-        # As they are now: the script may change them before the thread comes to it.
-        settings = {**place[0], "lr": float(place[0]["lr"])}
+        try:
+            optimizer._check(param, param.grad)
+        except Exception as fault:
+            self._fault = fault  # Raised by step().
+            return
+        if self._queue.holds(param):  # One step's update after the other.
+            self._queue.wait(lambda update: update.param is param)
         self._updated.add(param)
         grad, param.grad = param.grad, None
         event = None
         if param.is_cuda:
             event = torch.cuda.current_stream(param.device).record_event()
-        self._start_worker()
-        self._queue.put((settings, place[1], param, grad, event))
+        weights = param.detach()
+        self._queue.put([self._update_of(*place, param, grad, weights, event, 1.0, [weights])])
 
-    def _start_worker(self) -> None:
-        if not self._workers or self._pid != os.getpid():  # A fork does not copy threads.
-            self._pid = os.getpid()
-            worker = threading.Thread(
-                target=_work, args=(self._queue, weakref.ref(self)), daemon=True
-            )
-            self._workers[:] = [worker]
-            worker.start()
+    def _update_of(self, group, index, param, grad, weights, ready, scale, used) -> Update:
+        # As they are now: the script may change them before the thread comes to it.
+        settings = {**group, "lr": float(group["lr"])}
+        writes = [self._extension.PendingWrite(tensor) for tensor in used]
+        return Update(settings, index, param, weights, grad, ready, scale, writes)
 
-    def _run(self, items: list[tuple]) -> None:
+    def _run(self, updates: list[Update]) -> None:
         optimizer = self._optimizer()
         if optimizer is None or self._fault is not None:
             return
         try:
             with torch.no_grad():
-                self._update(optimizer, items)
+                self._update(optimizer, updates)
         except BaseException as fault:  # Raised again where the script waits.
             self._fault = fault
 
-    def _update(self, optimizer, items: list[tuple]) -> None:
-        work = [item[:4] for item in items]
-        for _, _, param, grad in work:
-            optimizer._check(param, grad)
-        by_device: dict[torch.device, list[tuple]] = {}
-        for entry in work:
-            by_device.setdefault(entry[2].device, []).append(entry)
-        for device, entries in by_device.items():
+    def _update(self, optimizer, updates: list[Update]) -> None:
+        groups: dict[tuple, list[Update]] = {}
+        for update in updates:
+            groups.setdefault((update.weights.device, update.scale), []).append(update)
+        for (device, scale), group in groups.items():
+            work = [(u.settings, u.index, u.param, u.weights, u.grad) for u in group]
             if device.type != "cuda":
-                optimizer._update(entries, 1.0)
+                optimizer._update(work, scale)
                 continue
             if device not in self._streams:
                 self._streams[device] = torch.cuda.Stream(device), torch.cuda.Stream(device)
             ready, updated = self._streams[device]
             with torch.cuda.stream(ready):
-                for *_, event in items:
-                    if event is not None:
-                        ready.wait_event(event)
-                optimizer._update(entries, 1.0, updated.cuda_stream)
-                for _, _, _, grad in entries:  # Its memory is the backward stream's.
-                    grad.record_stream(ready)
-                    grad.record_stream(updated)
+                for update in group:
+                    if update.ready is not None:
+                        ready.wait_event(update.ready)
+                optimizer._update(work, scale, updated.cuda_stream)
+            self._end(group, ready, updated)
 
-
-def _stop(work: queue.SimpleQueue, workers: list[threading.Thread]) -> None:
-    work.put(None)
-    for worker in workers:
-        if worker is not threading.current_thread() and worker.is_alive():
-            worker.join()
-
-
-def _elements(item) -> int:
-    return item[2].numel() if isinstance(item, tuple) else 0
-
-
-def _work(work: queue.SimpleQueue, owner: weakref.ref) -> None:
-    """Takes what is there at once, up to _BATCH_ELEMENTS: large updates share the cores best."""
-    while True:
-        items = [work.get()]
-        elements = _elements(items[0])
-        while not work.empty() and elements < _BATCH_ELEMENTS:
-            items.append(work.get())
-            elements += _elements(items[-1])
-        waiting = [item for item in items if isinstance(item, threading.Event)]
-        early = owner()
-        if early is not None:
-            early._run([item for item in items if isinstance(item, tuple)])
-        for event in waiting:
-            event.set()
-        if early is None or None in items:
-            return
-        del early, items
+    def _end(self, updates: list[Update], ready, updated) -> None:
+        """Who waits for `updated` finds them done."""
+        updated.wait_stream(ready)  # Operators on it may have copied what is not dense.
+        for update in updates:
+            for tensor in (update.weights, update.grad):  # Their memory is another stream's.
+                tensor.record_stream(ready)
+                tensor.record_stream(updated)
+            update.end(updated.cuda_stream)

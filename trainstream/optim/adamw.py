@@ -7,6 +7,7 @@ cores, from a GPU, and from both at once.
 
 import functools
 import math
+import threading
 
 import torch
 
@@ -51,6 +52,7 @@ class _HostOptimizer:
         self._moment_dtype = MOMENTS.get(moments)
         self.grad_norm: float | None = None
         self.share = self._share = (0, 0)
+        self._share_lock = threading.Lock()
         self._early: EarlyUpdates | None = None
         self._places: dict[torch.Tensor, tuple[dict, int]] = {}
 
@@ -74,6 +76,7 @@ class _HostOptimizer:
         super().__setstate__(state)
         if masters is not None:  # A copy of another optimizer, with slots of its own.
             self._slots, self._early, self._share = {}, None, (0, 0)
+            self._share_lock = threading.Lock()
             for param, master in masters.items():
                 self._slot_of(param).set_master(_extension(), master)
             self._watch_gradients()
@@ -101,8 +104,9 @@ class _HostOptimizer:
     def traffic(self) -> tuple[int, int]:
         """Bytes of host memory that states took in the last step, read and written: by the host's
         cores, and by the GPU's kernel."""
-        elements = sum(slot.exp_avg.numel() for slot in self._slots.values())
-        state_bytes = sum(slot.size_bytes for slot in self._slots.values())
+        slots = list(self._slots.values())
+        elements = sum(slot.exp_avg.numel() for slot in slots)
+        state_bytes = sum(slot.size_bytes for slot in slots)
         each = 2 * state_bytes / max(elements, 1)
         return tuple(round(each * share) for share in self.share)
 
@@ -121,9 +125,25 @@ class _HostOptimizer:
         steps = self._settings["accumulation_steps"]
         if steps is None or self._settings["max_grad_norm"] is not None:
             return
+        self._updates().watch(p for group in self.param_groups for p in group["params"])
+
+    def _updates(self) -> EarlyUpdates:
         if self._early is None:
-            self._early = EarlyUpdates(self, steps)
-        self._early.watch(p for group in self.param_groups for p in group["params"])
+            self._early = EarlyUpdates(self, _extension(), self._settings["accumulation_steps"])
+        return self._early
+
+    @property
+    def state(self) -> dict:
+        """As torch has it. Waits for updates that are under way on the host; where a GPU takes part
+        in them, synchronize() before moments are read."""
+        early = vars(self).get("_early")
+        if early is not None:
+            early.wait_on_host()
+        return vars(self)["state"]
+
+    @state.setter
+    def state(self, value: dict) -> None:
+        vars(self)["state"] = value
 
     def _located(self, param: torch.Tensor) -> tuple[dict, int] | None:
         """A parameter's group, and its number among all parameters. None: it is not ours."""
@@ -173,13 +193,13 @@ class _HostOptimizer:
         return loss
 
     def _step(self) -> None:
-        if self._early is not None:
-            try:
-                self._early.wait()
-                self._early.check_gradients()
-            finally:
-                self._early.begin_step()
-            self._watch_gradients()  # Of parameters that are new, or frozen no more.
+        early = self._updates()
+        try:
+            later = early.settle(*self._one_of_each_device())
+            early.check_gradients()
+        finally:
+            early.begin_step()
+        self._watch_gradients()  # Of parameters that are new, or frozen no more.
         scale = self._inverse_loss_scale()
         if scale is None:
             return
@@ -191,8 +211,16 @@ class _HostOptimizer:
             coefficient = max_norm / (self.grad_norm + CLIP_EPS)
             # As torch clamps: a norm that is not a number stays one.
             scale *= 1.0 if coefficient > 1.0 else coefficient
-        self._update(work, scale)
-        self.share, self._share = self._share, (0, 0)
+        if later:
+            early.later(work, scale)
+        else:
+            self._update([(*entry[:3], entry[2].detach(), entry[3]) for entry in work], scale)
+        with self._share_lock:
+            self.share, self._share = self._share, (0, 0)
+
+    def _one_of_each_device(self) -> list[torch.Tensor]:
+        params = (p for group in self.param_groups for p in group["params"])
+        return list({param.device: param for param in params}.values())
 
     def _inverse_loss_scale(self) -> float | None:
         """What gradients are multiplied by for GradScaler; None when it found an overflow.
@@ -214,6 +242,7 @@ class _HostOptimizer:
         for _, _, param, grad in work:
             self._check(param, grad)
         if len(self._slots) > len(params):  # Scripts may have replaced parameters.
+            self._updates().wait_on_host()
             self._slots = {p: self._slots[p] for p in params if p in self._slots}
         return work
 
@@ -231,7 +260,7 @@ class _HostOptimizer:
                 raise errors.unsupported_dtype(name, tensor.dtype)
 
     def _update(self, work: list[tuple], grad_scale: float, after: int | None = None) -> None:
-        """Updates the parameters of `work`, as _work() lists them.
+        """Updates the parameters of `work`: (group, index, parameter, its weights, gradient).
 
         `after`: the CUDA stream, as a number, that is to wait for the updates; None: the current
         one, which must be in order for the gradients either way.
@@ -239,19 +268,19 @@ class _HostOptimizer:
         extension, steps, copies, hypers = _extension(), [], [], {}
         counters: dict[torch.Tensor, torch.Tensor] = {}
         again = []
-        for group, index, param, grad in work:
+        for group, index, param, weights, grad in work:
             if param in counters:  # Twice in a group: one update after the other, as torch does.
-                again.append((group, index, param, grad))
+                again.append((group, index, param, weights, grad))
                 continue
             hyper = hypers.get(id(group))
             if hyper is None:
                 hyper = hypers[id(group)] = _hyper(extension, group)
-            dense = _dense(param.detach())
-            if not extension.is_dense(param):
-                copies.append((param, dense))
+            dense = _dense(weights)
+            if not extension.is_dense(weights):
+                copies.append((weights, dense))
             if grad.stride() != dense.stride() or not extension.is_dense(grad):
                 grad = torch.empty_like(dense, dtype=grad.dtype).copy_(grad)
-            slot, state = self._slot_of(param), self.state[param]
+            slot, state = self._slot_of(param, dense), vars(self)["state"][param]
             counters[param] = state["step"]
             steps.append(
                 extension.ParameterStep(
@@ -271,23 +300,26 @@ class _HostOptimizer:
         if copies or again:
             after = None  # Operators on the current stream go on with the results.
         share = extension.adamw_step(steps, self.engine, grad_scale, self._settings["seed"], after)
-        self._share = (self._share[0] + share[0], self._share[1] + share[1])
+        with self._share_lock:
+            self._share = (self._share[0] + share[0], self._share[1] + share[1])
         for counter in counters.values():  # Not before: what failed was no step.
             counter += 1
-        for param, dense in copies:
-            param.copy_(dense)
+        for weights, dense in copies:
+            weights.copy_(dense)
         # Written outside torch: a backward that saved one of them must notice.
         torch.autograd.graph.increment_version(list(counters))
         if again:
             self._update(again, grad_scale)
 
-    def _slot_of(self, param: torch.Tensor) -> Slot:
+    def _slot_of(self, param: torch.Tensor, weights: torch.Tensor | None = None) -> Slot:
         """The parameter's slot; made at its first update, and anew when it became another.
+
+        `weights`: what is updated; None: what the parameter has now.
 
         What the user put into `state` (a loaded checkpoint, another optimizer's) is taken over.
         """
-        state, slot = self.state[param], self._slots.get(param)
-        like = _dense(param.detach())
+        state, slot = vars(self)["state"][param], self._slots.get(param)
+        like = _dense(param.detach()) if weights is None else weights
         if slot is None or slot.kind != kind_of(like):
             slot = self._slots[param] = Slot.zeros(_extension(), like, self.moment_dtype)
         elif "exp_avg" not in state or "exp_avg_sq" not in state:  # Removed: it begins anew.
@@ -461,6 +493,10 @@ class AdamW(Adam, torch.optim.AdamW):
     (load_state_dict, copy_, a swap with averages) are noticed by their content, 2048 elements at a
     time; their masters follow, and a swap away and back loses nothing.
 
+    Under a budget that does not hold everything updates go on after step(): each operator that uses
+    a weight waits for that weight's. Call synchronize() before you read moments, or hand a weight's
+    address to a kernel of your own that is no operator.
+
     Args:
         params, lr, betas, eps, weight_decay, maximize, foreach, fused: As torch.optim.AdamW takes
             them; `foreach` and `fused` choose nothing here.
@@ -479,7 +515,7 @@ class AdamW(Adam, torch.optim.AdamW):
             gradient; it uses the learning rate of that moment. Nothing is divided by it. With
             max_grad_norm updates wait for the norm, and it changes nothing. Not for GradScaler,
             which must see all gradients first, nor for DistributedDataParallel, which averages them
-            later. Default None: updates run in step().
+            later. Default None: updates begin in step().
         seed: Of stochastic rounding. Default 0.
 
     Attributes:

@@ -72,6 +72,7 @@ struct Tensor {
     std::map<StreamId, Event> uses;  // The last on each stream.
     StreamId writer = 0;             // The stream of the last write.
     bool records_streams = false;    // Says record_stream() once; else waits before it frees.
+    std::thread later;               // Makes a write that was announced.
 };
 
 /// One host thread: a script that launches kernels on its own tensors, on all streams.
@@ -82,8 +83,10 @@ public:
     void run(int operations) {
         for (int i = 0; i < operations && world_.wrong.load() == 0; ++i) {
             const uint64_t dice = below(100);
-            if (dice < 65) {
+            if (dice < 62) {
                 operate();
+            } else if (dice < 65) {
+                write_later(tensors_[below(tensors_.size())]);
             } else if (dice < 99) {
                 make_or_free(tensors_[below(tensors_.size())]);
             } else {
@@ -160,6 +163,41 @@ private:
         }
     }
 
+    /// An optimizer's update on a thread and a stream of its own. The script goes on, and orders
+    /// nothing after it.
+    void write_later(Tensor& tensor) {
+        if (tensor.owner == nullptr) {
+            return;
+        }
+        join(tensor);
+        const StreamId stream = 1 + below(kStreams);
+        const Content before = tensor.content;
+        tensor.content = random_content(before->size(), random_());
+        const StoragePtr write = world_.pager.announce_write(tensor.owner);
+        ASSERT_NE(write, nullptr);
+        tensor.later = std::thread([this, write, stream, before, after = tensor.content,
+                                    owner = tensor.owner, uses = std::move(tensor.uses)] {
+            Pager::make_pending_writes();
+            for (const auto& [other, event] : uses) {
+                world_.device.wait(stream, event);
+            }
+            Pins pins;
+            world_.pager.begin_use({{owner, /*writes=*/true, UseKind::kInPlace}}, stream, &pins);
+            launch(stream, {{owner->bytes(), before, after}});
+            EXPECT_TRUE(world_.pager.record_stream(owner->address, stream));
+            world_.pager.end_use(&pins);
+            world_.pager.end_write(write, stream);
+        });
+        tensor.uses.clear();
+        tensor.writer = 0;
+    }
+
+    static void join(Tensor& tensor) {
+        if (tensor.later.joinable()) {
+            tensor.later.join();
+        }
+    }
+
     /// What torch asks of a script: a stream waits for writes on others, a write for every use.
     void synchronize(const Tensor& tensor, StreamId stream, bool writes) {
         for (const auto& [other, event] : tensor.uses) {
@@ -196,6 +234,7 @@ private:
     }
 
     void free(Tensor& tensor) {
+        join(tensor);  // The update keeps the memory alive.
         for (const auto& [stream, event] : tensor.uses) {
             if (!tensor.records_streams && stream != tensor.home) {
                 world_.device.wait(tensor.home, event);

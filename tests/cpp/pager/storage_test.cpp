@@ -220,6 +220,26 @@ TEST(StorageTest, EachStreamWaitsOnceForACopy) {
     EXPECT_EQ(storage.ready(), second);
 }
 
+// Goal: a write made on one stream is waited for once by each other stream, and no move in between
+// changes that.
+TEST(StorageTest, EachOtherStreamWaitsOnceForAWrite) {
+    Storage storage = storage_in(Residency::kResident);
+    EXPECT_EQ(storage.take_write(7), nullptr);  // None yet.
+    const auto first = std::make_shared<ManualEvent>();
+    const auto second = std::make_shared<ManualEvent>();
+    storage.set_written(first, 7);
+    storage.set_ready(std::make_shared<ManualEvent>(), {kHome, 8});
+    EXPECT_EQ(storage.take_write(7), nullptr);
+    EXPECT_EQ(storage.take_write(8), first);
+    EXPECT_EQ(storage.take_write(8), nullptr);
+    EXPECT_EQ(storage.take_write(kHome), first);
+
+    storage.set_written(second, 8);
+
+    EXPECT_EQ(storage.take_write(8), nullptr);
+    EXPECT_EQ(storage.take_write(7), second);
+}
+
 // Goal: what a copy has to wait for. Method: streams come once each, and an eviction, which waits
 // for all of them, forgets all but the home. What the user recorded holds until the storage is
 // freed.

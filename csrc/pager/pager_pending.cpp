@@ -1,0 +1,92 @@
+// csrc/pager/pager_pending.cpp: writes that another thread makes later. An optimizer's updates of
+// weights in host memory go on while the next step begins, and each weight waits for its own only.
+#include <exception>
+#include <utility>
+
+#include "base/assert.h"
+#include "pager/pager.h"
+
+namespace trainstream {
+
+namespace {
+
+/// Pending writes are this thread's work.
+thread_local bool t_makes_pending_writes = false;
+
+}  // namespace
+
+StoragePtr Pager::announce_write(void* owner) {
+    MutexLock lock(mutex_);
+    StoragePtr storage = settled(owner);
+    if (storage == nullptr) {
+        return nullptr;
+    }
+    note_owner(storage, owner);
+    ++storage->pending_writes;
+    ++pending_writes_;
+    return storage;
+}
+
+void Pager::end_write(const StoragePtr& storage, std::optional<StreamId> stream) {
+    Event written;
+    std::exception_ptr fault;
+    try {
+        written = stream.has_value() ? device_.record(*stream) : nullptr;
+    } catch (const std::exception&) {
+        fault = std::current_exception();  // Once nobody waits any more.
+    }
+    {
+        MutexLock lock(mutex_);
+        TS_ASSERT_GT(storage->pending_writes, 0u);
+        --storage->pending_writes;
+        --pending_writes_;
+        if (written != nullptr) {
+            storage->used_by(*stream);
+            storage->set_written(std::move(written), *stream);
+        }
+    }
+    settled_.notify_all();
+    if (fault != nullptr) {
+        std::rethrow_exception(fault);
+    }
+}
+
+void Pager::make_pending_writes() { t_makes_pending_writes = true; }
+
+bool Pager::may_leave_pending() const {
+    MutexLock lock(mutex_);
+    return plan_ != nullptr && plan_->is_laid() && !plan_->retiring && may_move();
+}
+
+/// Where nobody else moves it, nor is about to write what the use touches.
+StoragePtr Pager::settled_for(const Use& use, StreamId stream) {
+    const bool touches_bytes = use.kind != UseKind::kMetadata || use.writes;
+    StoragePtr storage = settled(use.owner);
+    while (touches_bytes && !t_makes_pending_writes && storage != nullptr &&
+           storage->pending_writes > 0) {
+        wait_for_writes(storage, stream);
+        storage = settled(use.owner);  // It may have another address now.
+    }
+    return storage;
+}
+
+void Pager::wait_for_writes(const StoragePtr& storage, StreamId stream) {
+    TS_ASSERT_EQ(moves_of_this_thread(), 0);
+    mutex_.unlock();
+    if (!capturing()) {
+        step_clock_.update_began(stream);
+    }
+    void* token = port_.begin_blocking();  // Whoever writes may need the GIL.
+    mutex_.lock();
+    while (storage->pending_writes > 0) {
+        settled_.wait(mutex_);
+    }
+    mutex_.unlock();
+    port_.end_blocking(token);
+    if (!capturing()) {
+        step_clock_.update_ended(stream);
+    }
+    mutex_.lock();
+}
+
+}  // namespace trainstream

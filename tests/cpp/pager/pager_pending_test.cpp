@@ -1,0 +1,118 @@
+// tests/cpp/pager/pager_pending_test.cpp: writes that another thread makes later.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "base/bytes.h"
+#include "support/pager_world.h"
+
+namespace trainstream {
+namespace {
+
+using testing::FakeOwner;
+using testing::PagerWorld;
+
+constexpr size_t kBlock = 64 * kKiB;  // Four of them fill the default budget.
+
+/// An optimizer's thread: writes to its storages where they are, one after the other.
+std::thread writer_of(PagerWorld& world, std::vector<FakeOwner*> owners,
+                      std::vector<StoragePtr> writes, std::atomic<size_t>* done) {
+    return std::thread([&world, owners = std::move(owners), writes = std::move(writes), done] {
+        Pager::make_pending_writes();
+        for (size_t i = 0; i < owners.size(); ++i) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(2));
+            world.write(owners[i], static_cast<unsigned>(100 + i));
+            done->fetch_add(1);
+            world.pager.end_write(writes[i], std::nullopt);
+        }
+    });
+}
+
+// Goal: whoever uses a storage sees every write announced before, and waits for no other storage's.
+// Method: six storages where four fit, each to be written by another thread, in order; each is read
+// as soon as it may be, by every kind of use.
+TEST(PagerPendingTest, UseWaitsForTheWriteToItsOwnStorage) {
+    PagerWorld world;
+    std::vector<FakeOwner*> owners;
+    std::vector<StoragePtr> writes;
+    for (unsigned mark = 0; mark < 6; ++mark) {
+        owners.push_back(world.make(kBlock, mark));
+        writes.push_back(world.pager.announce_write(owners.back()));
+        ASSERT_NE(writes.back(), nullptr);
+    }
+    std::atomic<size_t> done{0};
+    std::thread writer = writer_of(world, owners, writes, &done);
+    const std::array kinds{UseKind::kInPlace, UseKind::kOnce, UseKind::kBringInIfRoom,
+                           UseKind::kBringIn};
+    for (unsigned i = 0; i < owners.size(); ++i) {
+        EXPECT_TRUE(world.reads(owners[i], 100 + i, kinds[i % kinds.size()])) << "storage " << i;
+        EXPECT_GT(done.load(), i);
+    }
+    writer.join();
+    for (FakeOwner* owner : owners) {
+        world.port.drop(owner);
+    }
+    world.expect_nothing_left();
+}
+
+// Goal: what only looks at shapes, and what nobody is to write, waits for nothing; what writes
+// without a named kernel waits.
+TEST(PagerPendingTest, OnlyUsesOfBytesWait) {
+    PagerWorld world;
+    FakeOwner* written = world.make(kBlock, 1);
+    FakeOwner* other = world.make(kBlock, 2);
+    const StoragePtr write = world.pager.announce_write(written);
+    world.use(written, UseKind::kMetadata);
+    EXPECT_TRUE(world.reads(other, 2, UseKind::kBringIn));
+    std::atomic<size_t> done{0};
+    std::thread writer = writer_of(world, {written}, {write}, &done);
+    world.use(written, UseKind::kMetadata, /*writes=*/true);
+    EXPECT_EQ(done.load(), 1u);
+    writer.join();
+    world.port.drop(written);
+    world.port.drop(other);
+    world.expect_nothing_left();
+}
+
+// Goal: a storage that waits to be written may leave and come back, and loses nothing. Method: it
+// is evicted before and after, and in between its write is made where it is.
+TEST(PagerPendingTest, PendingStorageMayMove) {
+    PagerWorld world;
+    FakeOwner* owner = world.make(kBlock, 1);
+    const StoragePtr write = world.pager.announce_write(owner);
+    EXPECT_EQ(world.pager.evict_all(), kBlock);
+    EXPECT_TRUE(world.is_cold(owner));
+    std::atomic<size_t> done{0};
+    std::thread writer = writer_of(world, {owner}, {write}, &done);
+    EXPECT_TRUE(world.reads(owner, 100, UseKind::kBringIn));
+    EXPECT_TRUE(world.is_resident(owner));
+    writer.join();
+    world.port.drop(owner);
+    world.expect_nothing_left();
+}
+
+// Goal: several writes may be announced, and memory given away in the meantime does no harm.
+TEST(PagerPendingTest, StorageIsFreedWhileWritesArePending) {
+    PagerWorld world;
+    FakeOwner* owner = world.make(kBlock, 1);
+    const StoragePtr first = world.pager.announce_write(owner);
+    const StoragePtr second = world.pager.announce_write(owner);
+    world.port.drop(owner);
+    world.pager.end_write(first, std::nullopt);
+    world.pager.end_write(second, std::nullopt);
+    world.expect_nothing_left();
+    EXPECT_EQ(world.pager.announce_write(owner), nullptr);  // Nothing knows it any more.
+}
+
+// Goal: nothing may be left pending before a plan is in force.
+TEST(PagerPendingTest, WithoutAPlanNothingIsLeftPending) {
+    PagerWorld world;
+    EXPECT_FALSE(world.pager.may_leave_pending());
+}
+
+}  // namespace
+}  // namespace trainstream
