@@ -8,7 +8,7 @@ pytestmark = needs_extension
 # Weights and gradients of 1 MiB each, more than the budget holds; biases that nobody manages. Each
 # update is slow, so that a step ends with most of them still to come.
 MODEL = """
-import time
+import threading, time
 from torch import nn
 from trainstream.optim import AdamW
 
@@ -20,9 +20,10 @@ left_pending = 0
 
 def slow(optimizer, seconds=0.001):
     update = optimizer._update
-    def slowly(*args):
-        time.sleep(seconds * len(args[0]))
-        update(*args)
+    def slowly(*args, **kwargs):
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(seconds * len(args[0]))
+        update(*args, **kwargs)
     optimizer._update = slowly
     return optimizer
 
@@ -79,7 +80,7 @@ READS = {
     "exchanged memory": "layers[6].weight.data = torch.zeros(WIDTH, WIDTH, device=DEVICE)",
     "a checkpoint": "print([digest(v) for v in layers.state_dict().values()])",
     "a copy": "import copy; print(digest(copy.deepcopy(layers)[3].weight))",
-    "a thread": "import threading; t = threading.Thread("
+    "a thread": "t = threading.Thread("
     "target=lambda: print(layers[4].weight.sum().item().hex())); t.start(); t.join()",
     "a gradient": "print(None if layers[4].weight.grad is None else digest(layers[4].weight.grad))",
     "an optimizer's state": "print(digest(optimizer.state[layers[4].weight]['step']))",
@@ -138,8 +139,9 @@ optimizer = AdamW(layers.parameters(), lr=1e-3)
 for _ in range(4):
     step(optimizer)
 update = optimizer._update
-def fails(*args):
-    raise ValueError("no room")
+def fails(*args, **kwargs):
+    if threading.current_thread() is not threading.main_thread():
+        raise ValueError("no room")
 optimizer._update = fails
 step(optimizer)
 layers(batch)   # Waits for nothing that will not come.
@@ -161,8 +163,8 @@ import atexit
 weights = [p.detach() for p in layers.parameters()]
 # Runs after the optimizer's own: what was registered first is called last.
 atexit.register(lambda: print([digest(w) for w in weights], flush=True))
-optimizer = slow(AdamW(layers.parameters(), lr=1e-3, accumulation_steps=1))
-print([step(optimizer) for _ in range(5)], flush=True)
+optimizer = slow(AdamW(layers.parameters(), lr=1e-3, accumulation_steps=1), 0.005)
+print([step(optimizer) for _ in range(6)], flush=True)
 assert _C is None or left_pending > 10, left_pending
 """
     run_both(tmp_path, MODEL + script, UNDER, fresh=True)
@@ -183,5 +185,18 @@ for _ in range(4):
     print(len(gradients), held)
     assert held == 0
     gradients.clear()
+"""
+    run_both(tmp_path, MODEL + script, UNDER)
+
+
+def test_gradients_that_wait_for_their_updates_leave_the_device(tmp_path):
+    script = """
+from trainstream.optim import _queue
+_queue._BATCH_ELEMENTS = 1 << 18
+optimizer = slow(AdamW(layers.parameters(), lr=1e-3, accumulation_steps=1), 0.01)
+print([step(optimizer) for i in range(8)])
+finish(optimizer)
+if _C is not None:
+    assert stats()["spilled_bytes"] > 4 << 20, stats()
 """
     run_both(tmp_path, MODEL + script, UNDER)

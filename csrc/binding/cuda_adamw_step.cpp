@@ -108,10 +108,13 @@ optim::PipelineShare cuda_adamw_step(c10::Device device,
     const HostMemory memory = host_memory_of(device);
     const StreamId current = CurrentStream(device).id();
     Staging& shared = staging_of(device);
-    const std::lock_guard<std::mutex> lock(shared.mutex);
-    const Event ready = shared.device.record(current);
     optim::PipelineOptions options = tuning().pipeline;
     options.use_host = engine != StepEngine::kStream;
+    std::unique_lock<std::mutex> lock(shared.mutex, std::defer_lock);
+    if (options.use_host) {
+        lock.lock();  // A kernel alone uses no staging memory, and waits for no other step.
+    }
+    const Event ready = shared.device.record(current);
     options.use_kernel = engine != StepEngine::kHost;
     std::optional<SideStreamKernel> kernel;
     if (options.use_kernel) {
@@ -128,15 +131,17 @@ optim::PipelineShare cuda_adamw_step(c10::Device device,
         all.push_back(
             {update, is_cold(device, update.slice.grad), is_cold(device, update.slice.weight)});
     }
-    optim::UpdatePipeline pipeline(shared.device, host_engine(),
-                                   kernel.has_value() ? &*kernel : nullptr, staging, options,
-                                   std::exchange(shared.slot_free, {}));
+    optim::UpdatePipeline pipeline(
+        shared.device, host_engine(), kernel.has_value() ? &*kernel : nullptr, staging, options,
+        options.use_host ? std::exchange(shared.slot_free, {}) : std::vector<Event>());
     std::vector<Event> finished;
     const optim::PipelineShare share = pipeline.run(all, ready, &finished);
     for (const Event& event : finished) {
         shared.device.wait(after, event);
     }
-    shared.slot_free = pipeline.slot_free();
+    if (options.use_host) {
+        shared.slot_free = pipeline.slot_free();
+    }
     return share;
 }
 

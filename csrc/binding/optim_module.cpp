@@ -7,6 +7,7 @@
 #include "binding/adamw_step.h"
 #include "binding/operator_guard.h"
 #include "binding/pending_write.h"
+#include "binding/waiting_gradient.h"
 #include "optim/slice.h"
 #include "optim/update.h"
 
@@ -117,6 +118,8 @@ void add_optim_functions(py::module_& module) {
         .def(py::init<const at::Tensor&>(), NoGil())
         .def_property_readonly("is_announced", &PendingWrite::is_announced)
         .def("end", &PendingWrite::end, py::arg("stream") = py::none(), NoGil());
+    py::class_<WaitingGradient>(module, "WaitingGradient")
+        .def(py::init<const at::Tensor&>(), NoGil());
     module.def("make_pending_writes", &operator_guard::make_pending_writes);
     module.def("may_leave_pending", &may_leave_pending, NoGil());
     module.def("sum_of_squares", &sum_of_squares, NoGil());

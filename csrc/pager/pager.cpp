@@ -313,8 +313,8 @@ void Pager::settle(const Entry& entry, StreamId stream, bool asked, Pin* pin,
     if (entry.kind != UseKind::kMetadata) {
         storage.pin_address();
         pin->holds_address = true;
+        stats_.in_place_bytes += cold ? storage.size_bytes() : 0;
     }
-    stats_.in_place_bytes += cold ? storage.size_bytes() : 0;
     if (capturing()) {
         fix(storage);  // A replay will use this address, and may write.
         drop_host_copy(storage);

@@ -53,9 +53,12 @@ void Pager::end_write(const StoragePtr& storage, std::optional<StreamId> stream)
 
 void Pager::make_pending_writes() { t_makes_pending_writes = true; }
 
+/// Not where somebody pages blocks by the peaks of steps: what is left of one would count as the
+/// next one's.
 bool Pager::may_leave_pending() const {
     MutexLock lock(mutex_);
-    return plan_ != nullptr && plan_->is_laid() && !plan_->retiring && may_move();
+    return paged_storages_ == 0 && plan_ != nullptr && plan_->is_laid() && !plan_->retiring &&
+           may_move();
 }
 
 /// Where nobody else moves it, nor is about to write what the use touches.

@@ -12,6 +12,10 @@ import torch
 from trainstream import errors
 from trainstream.optim._queue import Update, UpdateQueue
 
+# Biases and norms, which the pager leaves alone (min_storage). Asked of a GPU's kernel in order with
+# the gradients, they need nobody to wait for them.
+_SMALL_BYTES = 1 << 20
+
 
 class EarlyUpdates:
     """Counts gradients, and updates complete ones on a thread and, on GPUs, streams of its own.
@@ -35,12 +39,13 @@ class EarlyUpdates:
         self._steps = accumulation_steps
         self._counts: dict[torch.Tensor, int] = {}
         self._hooks: dict[torch.Tensor, object] = {}
-        self._queue = UpdateQueue(self._run, extension.make_pending_writes)
+        self._queue = UpdateQueue(self._run, extension)
         # At the interpreter's end as well: a thread that then wants the GIL is ended in the middle
         # of C++ code, and the process with it.
         weakref.finalize(self, self._queue.stop)
         self._fault: BaseException | None = None
         self._streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
+        self._small: list[Update] = []
         self._updated: set[torch.Tensor] = set()
         self._refused: set[torch.Tensor] = set()  # Of these: got one more gradient, and an error.
 
@@ -95,18 +100,29 @@ class EarlyUpdates:
         if not all(self._extension.may_leave_pending(tensor) for tensor in tensors):
             self.wait()
             return False
-        self._queue.wait(lambda update: not update.may_come_later)
-        self._order_after_updates()
+        if self._queue.wait(lambda update: not update.may_come_later):
+            self._order_after_updates()
         self._raise_fault()
         self._queue.keep((self, self._optimizer()))
         return True
 
-    def later(self, work: list[tuple], scale: float) -> None:
+    def take_small(self) -> list[Update]:
+        """Updates that are for the step itself, in order for the current streams."""
+        small, self._small = self._small, []
+        for update in small:
+            if update.ready is not None:
+                torch.cuda.current_stream(update.param.device).wait_event(update.ready)
+        return small
+
+    def later(self, work: list[tuple], scale: float) -> list[Update]:
         """Updates while the next step begins, the first of `work` first.
 
         Args:
             work: (group, index, parameter, gradient) of each, which is checked.
             scale: What gradients are multiplied by.
+
+        Returns:
+            Those that are for the step itself.
         """
         ready = {}
         for _, _, param, _ in work:
@@ -117,10 +133,11 @@ class EarlyUpdates:
             weights, event = param.detach(), ready.get(param.device)
             used = [weights, grad]  # The script has the gradient, and may fill it with zeros.
             updates.append(self._update_of(group, index, param, grad, weights, event, scale, used))
-        self._queue.put(updates[::-1])
-        self._queue.wait(lambda update: not update.may_come_later)
-        self._order_after_updates()
+        self._queue.put([update for update in updates[::-1] if not _is_small(update)])
+        if self._queue.wait(lambda update: not update.may_come_later):
+            self._order_after_updates()
         self._queue.keep((self, self._optimizer()))
+        return [update for update in updates if _is_small(update)]
 
     def _order_after_updates(self) -> None:
         for device, streams in self._streams.items():
@@ -130,6 +147,7 @@ class EarlyUpdates:
     def _raise_fault(self) -> None:
         fault, self._fault = self._fault, None
         if fault is not None:
+            self._small.clear()  # Of a step that failed nothing more is done.
             raise fault
 
     def _gradient_done(self, param: torch.Tensor) -> None:
@@ -156,13 +174,18 @@ class EarlyUpdates:
         if param.is_cuda:
             event = torch.cuda.current_stream(param.device).record_event()
         weights = param.detach()
-        self._queue.put([self._update_of(*place, param, grad, weights, event, 1.0, [weights])])
+        update = self._update_of(*place, param, grad, weights, event, 1.0, [weights])
+        if _is_small(update):
+            self._small.append(update)
+        else:
+            self._queue.put([update])
 
     def _update_of(self, group, index, param, grad, weights, ready, scale, used) -> Update:
         # As they are now: the script may change them before the thread comes to it.
         settings = {**group, "lr": float(group["lr"])}
         writes = [self._extension.PendingWrite(tensor) for tensor in used]
-        return Update(settings, index, param, weights, grad, ready, scale, writes)
+        is_ours = param.grad is not grad
+        return Update(settings, index, param, weights, grad, is_ours, ready, scale, writes)
 
     def _run(self, updates: list[Update]) -> None:
         optimizer = self._optimizer()
@@ -179,7 +202,7 @@ class EarlyUpdates:
         for update in updates:
             groups.setdefault((update.weights.device, update.scale), []).append(update)
         for (device, scale), group in groups.items():
-            work = [(u.settings, u.index, u.param, u.weights, u.grad) for u in group]
+            work = [update.work for update in group]
             if device.type != "cuda":
                 optimizer._update(work, scale)
                 continue
@@ -201,3 +224,8 @@ class EarlyUpdates:
                 tensor.record_stream(ready)
                 tensor.record_stream(updated)
             update.end(updated.cuda_stream)
+
+
+def _is_small(update: Update) -> bool:
+    """Nobody waits for its weights by themselves, and a kernel is done with them at once."""
+    return not update.may_come_later and update.weights.nbytes < _SMALL_BYTES

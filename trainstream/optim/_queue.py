@@ -4,6 +4,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 
@@ -25,30 +26,52 @@ class Update:
         param: The parameter, shape (*), and `weights`: its memory then, which a script may exchange
             before the update's turn comes.
         grad: Its gradient, shape (*).
+        is_ours: Nobody else has the gradient.
         ready: A CUDA event after which the gradient is there; None: it is, or is in order.
         scale: What the gradient is multiplied by.
         writes: An extension's PendingWrite for each of the two that others may not touch meanwhile.
     """
 
-    def __init__(self, settings, index, param, weights, grad, ready, scale, writes):
+    def __init__(self, settings, index, param, weights, grad, is_ours, ready, scale, writes):
         self.settings, self.index, self.param, self.weights = settings, index, param, weights
-        self.grad, self.ready, self.scale, self.writes = grad, ready, scale, writes
+        self.grad, self.is_ours, self.ready, self.scale = grad, is_ours, ready, scale
+        self.writes = writes
+        self.waiting: object = None  # The extension's WaitingGradient.
+
+    @property
+    def work(self) -> tuple:
+        """As the optimizer's _update() takes it."""
+        return self.settings, self.index, self.param, self.weights, self.grad
 
     @property
     def may_come_later(self) -> bool:
         """Whether everybody else waits for it by themselves."""
         return all(write.is_announced for write in self.writes)
 
+    @property
+    def is_ready(self) -> bool:
+        return self.ready is None or self.ready.query()
+
+    def wait_until_ready(self) -> None:
+        if self.ready is not None:
+            self.ready.synchronize()
+
+    def let_gradient_leave(self, extension: ModuleType) -> None:
+        """Makes room on the device until the update's turn comes, where that costs nobody else."""
+        if self.is_ours and self.waiting is None and extension.may_leave_pending(self.grad):
+            self.waiting = extension.WaitingGradient(self.grad)
+
     def end(self, stream: int | None) -> None:
         """It is done; what the host has not done is in order on `stream`."""
+        self.waiting = None
         for write in self.writes:
             write.end(stream)
 
 
 class UpdateQueue:
-    """Hands updates to a thread, which has them done by `run`: what nobody else waits for by
-    themselves first, then the newest. Gradients come from the last layer to the first, and the next
-    step needs the first layer's weights first.
+    """Hands updates to a thread, which has them done by `run`: of those whose gradients are there
+    the newest first. Gradients come from the last layer to the first, and the next step needs the
+    first layer's weights first. Gradients that have to wait leave the device meanwhile.
 
     Owner: EarlyUpdates. Lock: `_changed`, for all but `_workers`, which whoever starts updates has:
     one thread at a time. The thread holds no reference to the owner while it has nothing to do.
@@ -56,11 +79,11 @@ class UpdateQueue:
     Args:
         run: Called on the thread with a list of updates; raises nothing. A bound method, of which
             the object is known weakly.
-        make_pending_writes: Called once, on the thread.
+        extension: The module `trainstream._C`.
     """
 
-    def __init__(self, run: Callable, make_pending_writes: Callable):
-        self._run, self._make_pending_writes = weakref.WeakMethod(run), make_pending_writes
+    def __init__(self, run: Callable, extension: ModuleType):
+        self._run, self._extension = weakref.WeakMethod(run), extension
         self._changed = threading.Condition()
         self._waiting: list[Update] = []
         self._running: list[Update] = []
@@ -86,18 +109,20 @@ class UpdateQueue:
         with self._changed:
             self._keeper = keeper if self._open() else None
 
-    def wait(self, which: Callable = lambda update: True) -> None:
-        """Until all updates of which `which` is true have ended; not on the thread itself."""
+    def wait(self, which: Callable = lambda update: True) -> bool:
+        """Until all updates of which `which` is true have ended; not on the thread itself. False:
+        there was none."""
         if threading.current_thread() in self._workers:
-            return
+            return False
         with self._changed:
             wanted = [update for update in self._open() if which(update)]
         if not wanted:
-            return
+            return False
         self._start_worker()  # A forked child has none.
         with self._changed:
             while any(update in wanted for update in self._open()):
                 self._changed.wait()
+        return True
 
     def stop(self) -> None:
         """The thread does what there is, and ends."""
@@ -121,14 +146,14 @@ class UpdateQueue:
             worker.start()
 
     def _work(self) -> None:
-        self._make_pending_writes()
+        self._extension.make_pending_writes()
         while True:
-            with self._changed:
-                while not self._waiting and not self._stopped:
-                    self._changed.wait()
-                if not self._waiting:
+            try:
+                if not self._take():
                     return
-                self._running = self._take()
+            except Exception:  # A broken device: the updates say so.
+                with self._changed:
+                    self._running, self._waiting = self._waiting, []
             self._do_running()
             with self._changed:
                 self._running = []
@@ -137,6 +162,35 @@ class UpdateQueue:
                 self._changed.notify_all()
             del keeper  # Which may end here, and stop this queue.
 
+    def _take(self) -> bool:
+        """Makes running what comes next: several at once, since large updates share the cores best.
+        False: nothing does any more.
+        """
+        with self._changed:
+            while not self._waiting and not self._stopped:
+                self._changed.wait()
+            if not self._waiting:
+                return False
+            oldest = self._waiting[0]
+        oldest.wait_until_ready()  # The newest would keep the cores idle until backward ends.
+        with self._changed:
+            waiting = [update for update in self._waiting if update.is_ready]
+            elements = 0
+            while waiting and elements < _BATCH_ELEMENTS:
+                self._running.append(waiting.pop())
+                elements += self._running[-1].param.numel()
+            self._waiting = [one for one in self._waiting if one not in self._running]
+        self._let_leave(waiting)
+        return True
+
+    def _let_leave(self, updates: list[Update]) -> None:
+        """Of the gradients that are there, and wait, all but the next ones' leave the device."""
+        elements = 0
+        for update in updates[::-1]:
+            elements += update.param.numel()
+            if elements > _BATCH_ELEMENTS:
+                update.let_gradient_leave(self._extension)
+
     def _do_running(self) -> None:
         """In a function of its own: no variable keeps a gradient until the next updates come."""
         run = self._run()
@@ -144,15 +198,3 @@ class UpdateQueue:
             run(self._running)
         for update in self._running:
             update.end(None)  # If it has not ended.
-
-    def _take(self) -> list[Update]:
-        """Several at once: large updates share the cores best."""
-        plain = [update for update in self._waiting if not update.may_come_later]
-        if plain:
-            self._waiting = [update for update in self._waiting if update.may_come_later]
-            return plain[::-1]
-        taken, elements = [], 0
-        while self._waiting and elements < _BATCH_ELEMENTS:
-            taken.append(self._waiting.pop())
-            elements += taken[-1].param.numel()
-        return taken

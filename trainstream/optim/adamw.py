@@ -13,6 +13,7 @@ import torch
 
 from trainstream import errors
 from trainstream.optim._early import EarlyUpdates
+from trainstream.optim._queue import Update
 from trainstream.optim._slot import Slot, bytes_needed, kind_of
 
 ENGINES = ("auto", "host", "stream", "hybrid")
@@ -200,6 +201,7 @@ class _HostOptimizer:
         finally:
             early.begin_step()
         self._watch_gradients()  # Of parameters that are new, or frozen no more.
+        self._update_now(early.take_small(), 1.0)
         scale = self._inverse_loss_scale()
         if scale is None:
             return
@@ -212,11 +214,16 @@ class _HostOptimizer:
             # As torch clamps: a norm that is not a number stays one.
             scale *= 1.0 if coefficient > 1.0 else coefficient
         if later:
-            early.later(work, scale)
+            self._update_now(early.later(work, scale), scale)
         else:
             self._update([(*entry[:3], entry[2].detach(), entry[3]) for entry in work], scale)
         with self._share_lock:
             self.share, self._share = self._share, (0, 0)
+
+    def _update_now(self, updates: list[Update], scale: float) -> None:
+        """Of few bytes: on a GPU by its kernel, for which the host does not wait."""
+        engine = "stream" if self.engine == "hybrid" else self.engine
+        self._update([update.work for update in updates], scale, engine=engine)
 
     def _one_of_each_device(self) -> list[torch.Tensor]:
         params = (p for group in self.param_groups for p in group["params"])
@@ -259,11 +266,17 @@ class _HostOptimizer:
             if tensor.dtype not in PARAM_DTYPES:
                 raise errors.unsupported_dtype(name, tensor.dtype)
 
-    def _update(self, work: list[tuple], grad_scale: float, after: int | None = None) -> None:
+    def _update(
+        self,
+        work: list[tuple],
+        grad_scale: float,
+        after: int | None = None,
+        engine: str | None = None,
+    ) -> None:
         """Updates the parameters of `work`: (group, index, parameter, its weights, gradient).
 
         `after`: the CUDA stream, as a number, that is to wait for the updates; None: the current
-        one, which must be in order for the gradients either way.
+        one, which must be in order for the gradients either way. `engine`: in place of `engine`.
         """
         extension, steps, copies, hypers = _extension(), [], [], {}
         counters: dict[torch.Tensor, torch.Tensor] = {}
@@ -299,7 +312,8 @@ class _HostOptimizer:
             return
         if copies or again:
             after = None  # Operators on the current stream go on with the results.
-        share = extension.adamw_step(steps, self.engine, grad_scale, self._settings["seed"], after)
+        engine, seed = engine or self.engine, self._settings["seed"]
+        share = extension.adamw_step(steps, engine, grad_scale, seed, after)
         with self._share_lock:
             self._share = (self._share[0] + share[0], self._share[1] + share[1])
         for counter in counters.values():  # Not before: what failed was no step.
@@ -309,7 +323,7 @@ class _HostOptimizer:
         # Written outside torch: a backward that saved one of them must notice.
         torch.autograd.graph.increment_version(list(counters))
         if again:
-            self._update(again, grad_scale)
+            self._update(again, grad_scale, engine=engine)
 
     def _slot_of(self, param: torch.Tensor, weights: torch.Tensor | None = None) -> Slot:
         """The parameter's slot; made at its first update, and anew when it became another.
