@@ -62,6 +62,8 @@ def run_real(
     threads: int = 1,
     seconds: int = 60,
     status: int | None = 0,
+    preload: tuple[str, ...] = (),
+    **environment: str,
 ) -> Result:
     """Runs `script` after the prelude, under trainstream where `conf` is not None.
 
@@ -74,18 +76,17 @@ def run_real(
         threads: Of torch's own.
         seconds: After so many the script is ended, with the tracebacks of all its threads.
         status: The exit status expected; None for any.
+        preload: Modules that the process that is forked has imported; see run_script.
+        environment: Variables for the script.
     """
     torch_device = "cpu" if device == "sim" else "cuda"
     before = PRELUDE.format(seconds=seconds, device=torch_device, threads=threads)
-    variables = {}
+    variables = dict(environment)
     if conf is not None:
-        variables = {
-            "PYTORCH_TRAINSTREAM": "1",
-            "PYTORCH_TRAINSTREAM_CONF": f"device:{device},{conf}",
-        }
-    result = run_script(
-        folder, before + textwrap.dedent(script), fake=False, fresh=fresh, **variables
-    )
+        variables["PYTORCH_TRAINSTREAM"] = "1"
+        variables["PYTORCH_TRAINSTREAM_CONF"] = f"device:{device},{conf}"
+    text = before + textwrap.dedent(script)
+    result = run_script(folder, text, fake=False, fresh=fresh, preload=preload, **variables)
     if status is not None:
         assert result.status == status, f"status {result.status}\n{result.stdout}{result.stderr}"
     return result

@@ -70,6 +70,7 @@ def run_script(
     torch_version: str = torch.__version__,
     cuda: str | None = None,
     has_cuda: bool = False,
+    preload: tuple[str, ...] = (),
     **environment: str,
 ) -> Result:
     """Runs `script` as a file in `folder`; trainstream's variables are only those given.
@@ -80,6 +81,7 @@ def run_script(
         fake: Put the fake extension in place of a real one. Default True.
         torch_version, cuda: What the fake was built for. Default: this torch, without CUDA.
         has_cuda: What the fake says of itself. Default False.
+        preload: Modules that the process that is forked has imported. Default: torch alone.
     """
     values = f"TORCH_VERSION, CUDA, HAS_CUDA = {str(torch_version)!r}, {cuda!r}, {has_cuda}\n"
     before = values + FAKE if fake else ""
@@ -92,12 +94,12 @@ def run_script(
             env={**plain_environment(site), **environment},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=400,  # Scripts end themselves sooner (real_runner.py).
         )
         return Result(process.returncode, process.stdout, process.stderr)
     outputs = {name: str(folder / f"{name}.txt") for name in ("stdout", "stderr")}
     request = {"script": str(path), "environment": environment, "before": before, **outputs}
-    zygote = start_zygote()
+    zygote = start_zygote(*preload)
     print(json.dumps(request), file=zygote.stdin, flush=True)
     status = int(zygote.stdout.readline())
     return Result(status, *(pathlib.Path(outputs[name]).read_text() for name in outputs))
@@ -121,10 +123,14 @@ def plain_environment(*import_path: pathlib.Path) -> dict[str, str]:
 
 
 @functools.cache
-def start_zygote() -> subprocess.Popen:
-    """The one that all tests of this run share; it ends when its standard input does."""
+def start_zygote(*preload: str) -> subprocess.Popen:
+    """The one that all tests of this run share; it ends when its standard input does.
+
+    Args:
+        preload: Modules that it imports, one process for each choice of them.
+    """
     return subprocess.Popen(
-        [sys.executable, str(ROOT / "tests" / "zygote.py")],
+        [sys.executable, str(ROOT / "tests" / "zygote.py"), *preload],
         env={**plain_environment(), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
