@@ -77,6 +77,7 @@ def run_cell(
     preload: tuple[str, ...] = (),
     moves: bool = True,
     keys: str = "",
+    processes: int = 1,
     **options,
 ) -> Shown:
     """Runs `script` stock, with room, and under a budget; all must show the same.
@@ -86,6 +87,7 @@ def run_cell(
         preload: What a process that scripts are forked from has imported; see run_real.
         moves: Whether the budget must have made something leave. Default True.
         keys: More of the configuration of the tight run, such as ",plan:off".
+        processes: How many are switched on, spawned ones included. The script's own ends last.
         options: As run_real's.
     """
     text = PRELUDE.format(long=LONG) + textwrap.dedent(script) + EPILOGUE
@@ -101,13 +103,13 @@ def run_cell(
     if device == "sim":
         roomy = run("vram:64GiB" + small)
         assert shown_lines(roomy) == expected, roomy.stderr
-        peak = exit_numbers(roomy)["peak"]
+        peak = last_numbers(roomy, processes)["peak"]
     else:
         peak = int(re.search(r"stock peak (\d+)", stock.stderr)[1])
     budget = int(peak * share)
     tight = run(f"vram:{budget},verify:1{small}{keys}")
     assert shown_lines(tight) == expected, tight.stderr
-    numbers = exit_numbers(tight)
+    numbers = last_numbers(tight, processes)
     assert numbers["evicted"] > 0 or not moves, tight.stderr
     assert device != "sim" or numbers["peak"] <= budget, tight.stderr
     assert "written without being" not in tight.stderr, tight.stderr
@@ -118,6 +120,13 @@ def run_cell(
 
 def shown_lines(result: Result) -> list[str]:
     return [line for line in result.stdout.splitlines() if line.startswith("= ")]
+
+
+def last_numbers(result: Result, processes: int) -> dict[str, int]:
+    """The numbers of the last process's exit line, of `processes` such lines."""
+    lines = [line for line in result.lines() if "evicted=" in line]
+    assert len(lines) == processes, result.stderr
+    return exit_numbers(Result(result.status, "", lines[-1]))
 
 
 def note(device: str, share: float, shown: Shown) -> None:
