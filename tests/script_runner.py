@@ -132,7 +132,7 @@ def run_fresh(
     environments: list[dict[str, str]],
     outputs: list[dict[str, str]],
 ) -> list[int]:
-    """The exit statuses of Pythons of their own. Scripts end themselves sooner than the time-out."""
+    """The exit statuses of Pythons of their own; scripts end themselves before the time-out."""
     processes = []
     with contextlib.ExitStack() as stack:
         for environment, files in zip(environments, outputs, strict=True):

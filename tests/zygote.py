@@ -2,8 +2,9 @@
 
 Importing torch takes seconds, and the tests of switching on need a hundred fresh processes. Each
 child is as a process is at the end of `import torch`: it calls the entry point, then the script.
-Reads a JSON list a line, of objects: script, stdout, stderr (paths), environment, before (code). They
-run at once; answers with the list of their exit statuses. Its arguments are modules that are imported after torch.
+Reads a JSON list a line, of objects: script, stdout, stderr (paths), environment, before (code).
+They run at once; answers with the list of their exit statuses. Its arguments are modules that are
+imported after torch.
 """
 
 import atexit

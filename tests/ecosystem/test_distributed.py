@@ -1,4 +1,4 @@
-"""Scripts for torchrun: DistributedDataParallel and FSDP2, over gloo, each rank at half its peak."""
+"""Scripts for torchrun: DistributedDataParallel and FSDP2 over gloo, each rank at half its peak."""
 
 import re
 import socket
