@@ -4,7 +4,7 @@ Those that another test shows already are not here; docs/compatibility.md has th
 """
 
 import pytest
-from real_runner import DEVICES, exit_numbers, needs_extension, run_both, run_real
+from real_runner import DEVICES, exit_numbers, needs_extension, run_both
 
 pytestmark = needs_extension
 
@@ -98,7 +98,8 @@ for step in range(5):
     loss.backward()
     before = state()
     evict_all()
-    trainstream.memory_report(model), trainstream.report()
+    if step == 1:
+        trainstream.memory_report(model), trainstream.report()
     trainstream.mark_step()
     assert state() == before
     optimizer.step()
@@ -218,37 +219,6 @@ with torch.no_grad():
     _, unbroken, resumed, tied = result.stdout.splitlines()
     assert unbroken == resumed and tied == "[5.0] True"
     assert exit_numbers(result)["evicted"] > 0
-
-
-def test_zero_sized_and_shared_tensors_in_files_of_safetensors(tmp_path):
-    """Where it is installed: it reads bare addresses, of views and of nothing."""
-    pytest.importorskip("safetensors")
-    import pathlib
-
-    import safetensors
-
-    script = (
-        f"sys.path.append({str(pathlib.Path(safetensors.__file__).parents[1])!r})\n"
-        + """
-from safetensors.torch import load, save, save_model
-model = make_model()
-whole = torch.randn(64, N)
-evict_all()
-tensors = {"a": whole[:8].clone(), "none": torch.empty(0, N), "half": whole.to(torch.bfloat16)}
-evict_all()
-raw = save({**tensors, **{k: v for k, v in model.state_dict().items()}})
-print(hashlib.sha256(raw).hexdigest())
-evict_all()
-print([(k, digest(v)) for k, v in sorted(load(raw).items())])
-model[3].weight = model[0].weight
-evict_all()
-path = os.path.join(os.path.dirname(__file__), "model.safetensors")
-save_model(model, path)
-with open(path, "rb") as file:
-    print(hashlib.sha256(file.read()).hexdigest())
-"""
-    )
-    assert exit_numbers(run_both(tmp_path, MODEL + script, UNDER["sim"]))["evicted"] > 0
 
 
 @pytest.mark.parametrize("device", DEVICES)
