@@ -57,6 +57,8 @@ pytest: build  ## The Python tests (PYTEST_ARGS="-k name" narrows them)
 # The same tests run with device cuda where a GPU is. TRAINSTREAM_ECOSYSTEM=long: see CONTRIBUTING.md.
 ecosystem: build  ## Scripts of other libraries, stock and under a budget
 	@$$(tools/setup.sh python ecosystem) -m pytest $(NO_GPU) tests/ecosystem $(PYTEST_ARGS)
+compatibility: build  ## The long form of it, and docs/compatibility.md from what it showed
+	@TRAINSTREAM_ECOSYSTEM=long $$(tools/setup.sh python ecosystem) tools/compatibility.py
 build-newest pytest-newest:
 ifdef TRAINSTREAM_PYTHON
 	@echo "skipped: TRAINSTREAM_PYTHON names the only interpreter to use"
@@ -84,4 +86,4 @@ clean:  ## Removes what was built; the environments stay (CONTRIBUTING.md says w
 	@rm -rf build dist trainstream.egg-info trainstream/_build_info.py trainstream/*.so
 
 .PHONY: help setup setup-tools which-python build demo test lint format core-debug core-asan \
-    core-tsan core-release core-clang build-newest pytest ecosystem pytest-newest soak bench clean
+    core-tsan core-release core-clang build-newest pytest ecosystem compatibility pytest-newest soak bench clean
