@@ -3,8 +3,10 @@
 import shutil
 
 import pytest
+import torch
 from matrix import ecosystem, run_cell
 from real_runner import DEVICES, on_gpu, run_real
+from script_runner import ROOT
 
 pytestmark = ecosystem
 
@@ -90,8 +92,9 @@ show(scales, table)
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 def test_cpp_extension_that_works_on_bare_pointers(tmp_path, device):
     """In an autograd function and in an optimizer, which writes what no operator announces."""
-    built = tmp_path / "built"
-    built.mkdir()
+    # Where later runs find it: compiling takes longer than all of the rest.
+    built = ROOT / "build" / f"kernels-{torch.__version__}"
+    built.mkdir(parents=True, exist_ok=True)
     run_cell(tmp_path, LAYERS + EXTENSION, device=device, BUILT=str(built))
 
 
