@@ -1,10 +1,11 @@
 """Runs the ecosystem matrix and writes its results and the table of docs/compatibility.md.
 
-    make compatibility                                   # the long form, here
-    python tools/compatibility.py FILE.json [FILE.json]  # the table only, from earlier results
+    make compatibility                                 # the long form, here
+    python tools/compatibility.py test_torch           # results of these files of it only
+    python tools/compatibility.py FILE.json FILE.json  # the table, from results that are there
 
-The second form joins results of several machines: with a GPU and without. No result of that table
-is written by hand.
+So results of several machines are joined, with a GPU and without, and of runs that were made in
+parts. No result of that table is written by hand.
 """
 
 import importlib.metadata
@@ -27,6 +28,7 @@ GROUPS = {
     "test_transformers": "Hugging Face Transformers and peft",
     "test_loops": "Accelerate and Lightning",
     "test_torch": "Plain torch",
+    "test_more_torch": "More of torch",
     "test_distributed": "Several ranks (each at half of its own peak; the numbers are rank 0's)",
     "test_compile": "torch.compile",
     "test_kernels": "Kernels of other libraries, graphs, torch's allocator",
@@ -34,13 +36,14 @@ GROUPS = {
 }
 
 
-def run_matrix(folder: pathlib.Path) -> list[dict]:
+def run_matrix(folder: pathlib.Path, modules: list[str]) -> list[dict]:
     """One row for each cell: its test, outcome, reason, and the numbers of its tight run."""
     numbers, outcomes = folder / "numbers.jsonl", folder / "outcomes.xml"
     environment = {**os.environ, "TRAINSTREAM_MATRIX": str(numbers)}
     gpu = [] if os.path.exists("/dev/nvidia0") else ["-m", "not gpu"]
     command = [sys.executable, "-m", "pytest", "-q", *gpu, f"--junitxml={outcomes}"]
-    subprocess.run([*command, "tests/ecosystem"], cwd=ROOT, env=environment, check=False)
+    files = [f"tests/ecosystem/{module}.py" for module in modules] or ["tests/ecosystem"]
+    subprocess.run([*command, *files], cwd=ROOT, env=environment, check=False)
     if not outcomes.exists():
         sys.exit("compatibility: pytest wrote no results")
     found = {}
@@ -62,7 +65,7 @@ def row_of(case: xml.Element, numbers: dict[str, dict]) -> dict:
     return row
 
 
-def keep(rows: list[dict]) -> pathlib.Path:
+def keep(rows: list[dict], modules: list[str]) -> pathlib.Path:
     """Writes the rows to bench/results, as every measured figure is."""
     sys.path.append(str(ROOT / "bench"))
     import results
@@ -72,7 +75,7 @@ def keep(rows: list[dict]) -> pathlib.Path:
     cores = len(os.sched_getaffinity(0))
     versions = {name: version_of(name) for name in (*LIBRARIES, *OPTIONAL) if version_of(name)}
     path = results.write(
-        "ecosystem-" + ("cuda" if gpu else "sim"),
+        "-".join(["ecosystem", "cuda" if gpu else "sim", *modules]),
         {"gpu": gpu or "none: CPU tensors play its part", "machine": platform.machine()}
         | {"cores": cores},
         versions,
@@ -107,13 +110,24 @@ def size(value: int | None) -> str:
     return "" if value is None else f"{value / 2**20:.1f}"
 
 
+def joined(contents: list[dict]) -> list[dict]:
+    """The rows of all, of each test one: the last one that ran."""
+    rows = {}
+    for content in contents:
+        for row in content["rows"]:
+            if row["outcome"] != "not run" or row["test"] not in rows:
+                rows[row["test"]] = row
+    return sorted(rows.values(), key=lambda row: row["outcome"] == "not run")
+
+
 def table(contents: list[dict]) -> str:
-    rows = [row for content in contents for row in content["rows"]]
+    rows = joined(contents)
     lines = []
     for content in contents:
+        part = content["what"].partition("ecosystem-")[2].replace("-", ", ")
         versions = ", ".join(f"{name} {text}" for name, text in content["versions"].items())
         lines.append(
-            f"{content['date']}, {content['form']} form, commit `{content['commit'][:7]}`, GPU: "
+            f"* {part}: {content['date']}, {content['form']} form, commit `{content['commit'][:7]}`, GPU: "
             f"{content['hardware']['gpu']}; {versions}."
         )
     lines += ["", "Sizes in MiB: peak of the stock script, budget, and what left and came back."]
@@ -140,19 +154,22 @@ def write_document(contents: list[dict]) -> None:
     _, _, after = rest.partition(END)
     if not rest or END not in rest:
         sys.exit(f"compatibility: {DOCUMENT} has no place for the matrix")
-    joined = f"{before}{BEGIN}\n{table(contents)}\n\n{END}{after}"
-    DOCUMENT.write_text(joined, encoding="utf-8")
+    text = f"{before}{BEGIN}\n{table(contents)}\n\n{END}{after}"
+    DOCUMENT.write_text(text, encoding="utf-8")
 
 
 def main() -> int:
-    paths = [pathlib.Path(word) for word in sys.argv[1:]]
+    paths = [pathlib.Path(word) for word in sys.argv[1:] if word.endswith(".json")]
+    modules = [word for word in sys.argv[1:] if not word.endswith(".json")]
+    if not set(modules) <= set(GROUPS):
+        sys.exit(f"compatibility: the files are {', '.join(GROUPS)}")
     if not paths:
         with tempfile.TemporaryDirectory() as folder:
-            paths = [keep(run_matrix(pathlib.Path(folder)))]
+            paths = [keep(run_matrix(pathlib.Path(folder), modules), modules)]
     contents = [json.loads(path.read_text()) for path in paths]
-    write_document(contents)
-    rows = [row for content in contents for row in content["rows"]]
-    failed = [row["test"] for row in rows if row["outcome"] == "FAILED"]
+    if not modules:
+        write_document(contents)
+    failed = [row["test"] for row in joined(contents) if row["outcome"] == "FAILED"]
     for test in failed:
         print(f"compatibility: failed: {test}", file=sys.stderr)
     return int(bool(failed))

@@ -24,6 +24,7 @@ from script_runner import Result
 
 LONG = os.environ.get("TRAINSTREAM_ECOSYSTEM") == "long"
 
+long_form = pytest.mark.skipif(not LONG, reason="of the long form")
 ecosystem = [pytest.mark.ecosystem, needs_extension]
 
 PRELUDE = """

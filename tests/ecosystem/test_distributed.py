@@ -4,7 +4,17 @@ import re
 import socket
 
 import pytest
-from matrix import EPILOGUE, LONG, PRELUDE, Shown, ecosystem, last_numbers, note, shown_lines
+from matrix import (
+    EPILOGUE,
+    LONG,
+    PRELUDE,
+    Shown,
+    ecosystem,
+    last_numbers,
+    long_form,
+    note,
+    shown_lines,
+)
 from real_runner import DEVICES, check_status, switch, with_prelude
 from script_runner import Result, run_scripts
 
@@ -137,5 +147,97 @@ for step in range(STEPS):
     show(loss.item(), norm.item())
 show([p.to_local() for p in model.parameters()])
 show([p.full_tensor() for p in model.parameters()])
+"""
+    run_cell_of_ranks(tmp_path, script, device, world)
+
+
+@long_form
+def test_data_parallel_with_its_options_and_sharded_states(tmp_path, device, world):
+    """Gradients as views of buckets, unused parameters, ZeroRedundancyOptimizer."""
+    script = """
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+model = Model().to(DEVICE)
+model.unused = nn.Linear(WIDTH, WIDTH).to(DEVICE)
+model = DistributedDataParallel(
+    model, gradient_as_bucket_view=True, find_unused_parameters=True,
+    bucket_cap_mb=0.25 if DEVICE == "cpu" else 25)
+optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+for step in range(STEPS):
+    loss = loss_of(model, step)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    show(loss.item())
+show(model, optimizer.optim)
+"""
+    run_cell_of_ranks(tmp_path, script, device, world)
+
+
+@long_form
+def test_fully_shard_in_bfloat16_with_checkpoints_of_its_own(tmp_path, device, world):
+    """Mixed precision, its own offload to the CPU, and torch.distributed.checkpoint."""
+    script = """
+import tempfile
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+mesh = init_device_mesh(DEVICE, (WORLD,))
+policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+
+def make():
+    model = Model().to(DEVICE)
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+def train(model, optimizer, steps):
+    for step in steps:
+        loss = loss_of(model, step)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        show(loss.item())
+
+model, optimizer = make()
+train(model, optimizer, range(STEPS))
+path = [tempfile.mkdtemp()]
+dist.broadcast_object_list(path)
+state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+dcp.save(state, checkpoint_id=path[0])
+train(model, optimizer, range(STEPS, STEPS + 2))
+again, other = make()
+state = dict(zip(("model", "optimizer"), get_state_dict(again, other)))
+dcp.load(state, checkpoint_id=path[0])
+set_state_dict(again, other, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+train(again, other, range(STEPS, STEPS + 2))
+show([p.to_local() for p in model.parameters()])
+show(all(p.to_local().equal(q.to_local()) for p, q in zip(model.parameters(), again.parameters())))
+"""
+    run_cell_of_ranks(tmp_path, script, device, world)
+
+
+@long_form
+def test_tensor_parallel(tmp_path, device, world):
+    script = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel, RowwiseParallel, parallelize_module)
+mesh = init_device_mesh(DEVICE, (WORLD,))
+model = nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(),
+                                      nn.Linear(4 * WIDTH, WIDTH)) for _ in range(3)]).to(DEVICE)
+for block in model:
+    parallelize_module(block, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+for step in range(STEPS):
+    x = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(step)).to(DEVICE)
+    loss = (model(x) - x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    show(loss.item())
+show([p.to_local() if hasattr(p, "to_local") else p for p in model.parameters()])
 """
     run_cell_of_ranks(tmp_path, script, device, world)

@@ -1,7 +1,7 @@
 """Hugging Face's Trainer, alone and with peft, and models saved and loaded by their own formats."""
 
 import pytest
-from matrix import ecosystem, run_cell
+from matrix import ecosystem, long_form, run_cell
 from real_runner import DEVICES
 
 for library in ("transformers", "accelerate", "peft"):
@@ -182,5 +182,38 @@ for step in range(40 if LONG else 8):
     optimizer.zero_grad()
     show(loss.item(), norm.item())
 show(policy, reference, optimizer)
+"""
+    run(tmp_path, script, device)
+
+
+def test_text_is_generated_with_a_cache_between_steps(tmp_path, device):
+    """Greedily, by beams, and by sampling; then training goes on."""
+    script = """
+set_seed(5)
+trainer = make_trainer(MODELS["llama"](), max_steps=3)
+trainer.train()
+model = trainer.model.eval()
+ids = torch.arange(24).reshape(2, 12).to(DEVICE)
+for options in ({}, {"num_beams": 3}, {"do_sample": True, "top_k": 20}):
+    with torch.no_grad():
+        out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), pad_token_id=0,
+                             max_new_tokens=8, **options)
+    show(out.tolist())
+model.train()
+trainer = make_trainer(model, max_steps=3)
+trainer.train()
+show_trained(trainer)
+"""
+    run(tmp_path, script, device)
+
+
+@long_form
+@pytest.mark.parametrize("optimizer", ["adafactor", "sgd", "adamw_torch"])
+def test_trainer_with_other_optimizers(tmp_path, device, optimizer):
+    script = f"""
+set_seed(5)
+trainer = make_trainer(MODELS["qwen2"](), optim={optimizer!r})
+trainer.train()
+show_trained(trainer)
 """
     run(tmp_path, script, device)
