@@ -126,9 +126,10 @@ def table(contents: list[dict]) -> str:
     for content in contents:
         part = content["what"].partition("ecosystem-")[2].replace("-", ", ")
         versions = ", ".join(f"{name} {text}" for name, text in content["versions"].items())
+        commit, gpu = content["commit"][:7], content["hardware"]["gpu"]
         lines.append(
-            f"* {part}: {content['date']}, {content['form']} form, commit `{content['commit'][:7]}`, GPU: "
-            f"{content['hardware']['gpu']}; {versions}."
+            f"* {part}: {content['date']}, {content['form']} form, commit `{commit}`, "
+            f"GPU: {gpu}; {versions}."
         )
     lines += ["", "Sizes in MiB: peak of the stock script, budget, and what left and came back."]
     for module, title in GROUPS.items():

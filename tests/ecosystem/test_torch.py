@@ -30,10 +30,10 @@ class Block(nn.Module):
 
 torch.manual_seed(4)
 N = WIDTH // 4
+pool = nn.MaxPool2d(2) if DEVICE == "cpu" else nn.AvgPool2d(2)  # Max is not deterministic there.
 model = nn.Sequential(
     nn.Conv2d(3, N, 3, 1, 1, bias=False), nn.BatchNorm2d(N), nn.ReLU(inplace=True), Block(N, N, 1),
-    Block(N, 2 * N, 2), Block(2 * N, 2 * N, 1), nn.MaxPool2d(2), Block(2 * N, 4 * N, 1),
-    nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * N, 10)).to(DEVICE)
+    Block(N, 2 * N, 2), Block(2 * N, 2 * N, 1), pool, Block(2 * N, 4 * N, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * N, 10)).to(DEVICE)
 
 def images(step, count=6):
     g = torch.Generator().manual_seed(step)
@@ -309,7 +309,7 @@ after = memory()
 print("before", before, "after", after, stats(), file=sys.stderr)
 assert after[0] <= before[0] + (16 << 20), (before, after)
 assert after[1] <= before[1], (before, after)
-if DEVICE == "cuda":
+if DEVICE == "cuda" and _C is not None:
     assert after[2] <= before[2], (before, after)
 show(model, optimizer)
 """
