@@ -33,7 +33,8 @@ N = WIDTH // 4
 pool = nn.MaxPool2d(2) if DEVICE == "cpu" else nn.AvgPool2d(2)  # Max is not deterministic there.
 model = nn.Sequential(
     nn.Conv2d(3, N, 3, 1, 1, bias=False), nn.BatchNorm2d(N), nn.ReLU(inplace=True), Block(N, N, 1),
-    Block(N, 2 * N, 2), Block(2 * N, 2 * N, 1), pool, Block(2 * N, 4 * N, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * N, 10)).to(DEVICE)
+    Block(N, 2 * N, 2), Block(2 * N, 2 * N, 1), pool, Block(2 * N, 4 * N, 1),
+    nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * N, 10)).to(DEVICE)
 
 def images(step, count=6):
     g = torch.Generator().manual_seed(step)
