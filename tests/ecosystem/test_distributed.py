@@ -127,7 +127,7 @@ show(model, optimizer)
     run_cell_of_ranks(tmp_path, script, device, world)
 
 
-@pytest.mark.parametrize("reshard", [True, False])
+@pytest.mark.parametrize("reshard", [True, pytest.param(False, marks=long_form)])
 def test_fully_shard(tmp_path, device, world, reshard):
     script = f"""
 from torch.distributed.device_mesh import init_device_mesh
