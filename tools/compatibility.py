@@ -61,8 +61,14 @@ def row_of(case: xml.Element, numbers: dict[str, dict]) -> dict:
         found = case.find(tag)
         if found is not None:
             row["outcome"] = outcome
-            row["reason"] = " ".join((found.get("message") or "").split())[:200]
+            row["reason"] = reason_of(found.get("message") or "")
     return row
+
+
+def reason_of(message: str) -> str:
+    """The last error of a script that printed much, or the whole message."""
+    lines = [line for line in message.splitlines() if "Error: " in line]
+    return " ".join((lines[-1] if lines else message).split())[:200]
 
 
 def keep(rows: list[dict], modules: list[str]) -> pathlib.Path:
