@@ -61,13 +61,13 @@ def row_of(case: xml.Element, numbers: dict[str, dict]) -> dict:
         found = case.find(tag)
         if found is not None:
             row["outcome"] = outcome
-            row["reason"] = reason_of(found.get("message") or "")
+            row["reason"] = reason_of(found.get("message") or "", found.text or "")
     return row
 
 
-def reason_of(message: str) -> str:
+def reason_of(message: str, full: str) -> str:
     """The last error of a script that printed much, or the whole message."""
-    lines = [line for line in message.splitlines() if "Error: " in line]
+    lines = [line[1:] for line in full.splitlines() if line[:1] == "E" and "Error: " in line]
     return " ".join((lines[-1] if lines else message).split())[:200]
 
 
