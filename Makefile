@@ -53,7 +53,12 @@ core-clang: setup-tools  ## The core built by clang, which checks its lock annot
 	@cmake --build --preset clang -- --quiet
 
 pytest: build  ## The Python tests (PYTEST_ARGS="-k name" narrows them)
-	@$(PYTHON) -m pytest $(NO_GPU) $(PYTEST_ARGS)
+	@$(PYTHON) -m pytest $(NO_GPU) --ignore=tests/ecosystem $(PYTEST_ARGS)
+# The same tests run with device cuda where a GPU is. TRAINSTREAM_ECOSYSTEM=long: see CONTRIBUTING.md.
+ecosystem: build  ## Scripts of other libraries, stock and under a budget
+	@$$(tools/setup.sh python ecosystem) -m pytest $(NO_GPU) tests/ecosystem $(PYTEST_ARGS)
+compatibility: build  ## The long form of it, and docs/compatibility.md from what it showed
+	@TRAINSTREAM_ECOSYSTEM=long $$(tools/setup.sh python ecosystem) tools/compatibility.py
 build-newest pytest-newest:
 ifdef TRAINSTREAM_PYTHON
 	@echo "skipped: TRAINSTREAM_PYTHON names the only interpreter to use"
@@ -63,7 +68,7 @@ build-newest:  ## Builds the extension for the newest torch, in a copy of the tr
 pytest-newest:  ## The tests that need no GPU on the newest torch
 	@tree=$$(tools/build.sh newest); python=$$(tools/setup.sh python newest); cd "$$tree"; \
 	    PYTHONPATH="$$tree" "$$python" -m pytest -m "not gpu" \
-	        --ignore=tests/test_cli.py --ignore=tests/test_planner.py $(PYTEST_ARGS)
+	        --ignore=tests/ecosystem --ignore=tests/test_cli.py --ignore=tests/test_planner.py $(PYTEST_ARGS)
 endif
 
 # Random walks read TRAINSTREAM_SOAK and run their long form.
@@ -81,4 +86,4 @@ clean:  ## Removes what was built; the environments stay (CONTRIBUTING.md says w
 	@rm -rf build dist trainstream.egg-info trainstream/_build_info.py trainstream/*.so
 
 .PHONY: help setup setup-tools which-python build demo test lint format core-debug core-asan \
-    core-tsan core-release core-clang build-newest pytest pytest-newest soak bench clean
+    core-tsan core-release core-clang build-newest pytest ecosystem compatibility pytest-newest soak bench clean

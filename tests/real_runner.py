@@ -11,7 +11,7 @@ import textwrap
 
 import pytest
 import torch
-from script_runner import Result, has_real_extension, run_script
+from script_runner import Result, has_real_extension, run_scripts
 
 needs_extension = pytest.mark.skipif(
     not has_real_extension(), reason="trainstream._C is not built for this torch"
@@ -57,11 +57,13 @@ def run_real(
     script: str,
     conf: str | None,
     *,
-    device: str = "sim",
     fresh: bool = False,
+    status: int | None = 0,
+    preload: tuple[str, ...] = (),
+    device: str = "sim",
     threads: int = 1,
     seconds: int = 60,
-    status: int | None = 0,
+    **environment: str,
 ) -> Result:
     """Runs `script` after the prelude, under trainstream where `conf` is not None.
 
@@ -69,26 +71,37 @@ def run_real(
         folder: Where the script is put.
         script: Its text, indented or not.
         conf: What follows `device:...` in the configuration, such as "vram:8MiB".
-        device: "sim" or "cuda".
         fresh: Start a Python of its own; see run_script. Needed where its end is what is tested.
+        status: The exit status expected; None for any.
+        preload: Modules that the process that is forked has imported; see run_script.
+        device: "sim" or "cuda".
         threads: Of torch's own.
         seconds: After so many the script is ended, with the tracebacks of all its threads.
-        status: The exit status expected; None for any.
+        environment: Variables for the script.
     """
-    torch_device = "cpu" if device == "sim" else "cuda"
-    before = PRELUDE.format(seconds=seconds, device=torch_device, threads=threads)
-    variables = {}
-    if conf is not None:
-        variables = {
-            "PYTORCH_TRAINSTREAM": "1",
-            "PYTORCH_TRAINSTREAM_CONF": f"device:{device},{conf}",
-        }
-    result = run_script(
-        folder, before + textwrap.dedent(script), fake=False, fresh=fresh, **variables
-    )
-    if status is not None:
-        assert result.status == status, f"status {result.status}\n{result.stdout}{result.stderr}"
+    text = with_prelude(script, device, threads, seconds)
+    variables = [{**environment, **switch(conf, device)}]
+    result = run_scripts(folder, text, variables, fresh=fresh, preload=preload)[0]
+    check_status(result, status)
     return result
+
+
+def with_prelude(script: str, device: str, threads: int = 1, seconds: int = 60) -> str:
+    torch_device = "cpu" if device == "sim" else "cuda"
+    prelude = PRELUDE.format(seconds=seconds, device=torch_device, threads=threads)
+    return prelude + textwrap.dedent(script)
+
+
+def switch(conf: str | None, device: str) -> dict[str, str]:
+    """The variables that switch trainstream on with `conf`; none where that is None."""
+    if conf is None:
+        return {}
+    return {"PYTORCH_TRAINSTREAM": "1", "PYTORCH_TRAINSTREAM_CONF": f"device:{device},{conf}"}
+
+
+def check_status(result: Result, status: int | None = 0) -> None:
+    same = status is None or result.status == status
+    assert same, f"status {result.status}\n{result.stdout}{result.stderr}"
 
 
 def run_both(folder: pathlib.Path, script: str, conf: str, **options) -> Result:

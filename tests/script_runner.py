@@ -5,6 +5,7 @@ built. Torch is patched for good when trainstream is switched on, so tests do th
 processes only.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -70,6 +71,7 @@ def run_script(
     torch_version: str = torch.__version__,
     cuda: str | None = None,
     has_cuda: bool = False,
+    preload: tuple[str, ...] = (),
     **environment: str,
 ) -> Result:
     """Runs `script` as a file in `folder`; trainstream's variables are only those given.
@@ -80,27 +82,68 @@ def run_script(
         fake: Put the fake extension in place of a real one. Default True.
         torch_version, cuda: What the fake was built for. Default: this torch, without CUDA.
         has_cuda: What the fake says of itself. Default False.
+        preload: Modules that the process that is forked has imported. Default: torch alone.
     """
     values = f"TORCH_VERSION, CUDA, HAS_CUDA = {str(torch_version)!r}, {cuda!r}, {has_cuda}\n"
     before = values + FAKE if fake else ""
+    return run_scripts(folder, script, [environment], before, fresh=fresh, preload=preload)[0]
+
+
+def run_scripts(
+    folder: pathlib.Path,
+    script: str,
+    environments: list[dict[str, str]],
+    before: str = "",
+    *,
+    fresh: bool = False,
+    preload: tuple[str, ...] = (),
+) -> list[Result]:
+    """Runs `script` in several processes at once, one for each environment; see run_script.
+
+    Args:
+        before: Code that runs before everything else.
+    """
     path = folder / "script.py"
     path.write_text(textwrap.dedent(script))
+    outputs = [
+        {name: str(folder / f"{name}{i or ''}.txt") for name in ("stdout", "stderr")}
+        for i in range(len(environments))
+    ]
     if fresh:
         site = make_site(folder / "site", before)
-        process = subprocess.run(
-            [sys.executable, str(path)],
-            env={**plain_environment(site), **environment},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        return Result(process.returncode, process.stdout, process.stderr)
-    outputs = {name: str(folder / f"{name}.txt") for name in ("stdout", "stderr")}
-    request = {"script": str(path), "environment": environment, "before": before, **outputs}
-    zygote = start_zygote()
-    print(json.dumps(request), file=zygote.stdin, flush=True)
-    status = int(zygote.stdout.readline())
-    return Result(status, *(pathlib.Path(outputs[name]).read_text() for name in outputs))
+        statuses = run_fresh(path, plain_environment(site), environments, outputs)
+    else:
+        requests = [
+            {"script": str(path), "environment": environment, "before": before, **files}
+            for environment, files in zip(environments, outputs, strict=True)
+        ]
+        zygote = start_zygote(*preload)
+        print(json.dumps(requests), file=zygote.stdin, flush=True)
+        statuses = json.loads(zygote.stdout.readline())
+    return [
+        Result(status, *(pathlib.Path(files[name]).read_text() for name in files))
+        for status, files in zip(statuses, outputs, strict=True)
+    ]
+
+
+def run_fresh(
+    path: pathlib.Path,
+    common: dict[str, str],
+    environments: list[dict[str, str]],
+    outputs: list[dict[str, str]],
+) -> list[int]:
+    """The exit statuses of Pythons of their own; scripts end themselves before the time-out."""
+    processes = []
+    with contextlib.ExitStack() as stack:
+        for environment, files in zip(environments, outputs, strict=True):
+            opened = {name: stack.enter_context(open(file, "w")) for name, file in files.items()}
+            command = [sys.executable, str(path)]
+            processes.append(subprocess.Popen(command, env={**common, **environment}, **opened))
+        try:
+            return [process.wait(timeout=400) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
 
 
 def make_site(site: pathlib.Path, before: str) -> pathlib.Path:
@@ -121,10 +164,14 @@ def plain_environment(*import_path: pathlib.Path) -> dict[str, str]:
 
 
 @functools.cache
-def start_zygote() -> subprocess.Popen:
-    """The one that all tests of this run share; it ends when its standard input does."""
+def start_zygote(*preload: str) -> subprocess.Popen:
+    """The one that all tests of this run share; it ends when its standard input does.
+
+    Args:
+        preload: Modules that it imports, one process for each choice of them.
+    """
     return subprocess.Popen(
-        [sys.executable, str(ROOT / "tests" / "zygote.py")],
+        [sys.executable, str(ROOT / "tests" / "zygote.py"), *preload],
         env={**plain_environment(), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -120,6 +120,32 @@ def test_no_gpu_is_one_line_with_the_reason(tmp_path):
     assert "no GPU: no driver; device:sim simulates one" in off_line(result)
 
 
+@pytest.mark.skipif(not torch.version.cuda, reason="this torch has no CUDA allocators")
+def test_allocator_that_is_not_torchs_native_one_is_refused(tmp_path):
+    script = """
+    import torch, trainstream
+    from trainstream import _C
+    _C.cuda_device_count = lambda: (1, "")
+    for call in (trainstream.enable, trainstream.allocator):
+        try:
+            call(device="cuda")
+        except trainstream.TrainstreamError as fault:
+            print(fault)
+    print(_C.calls)
+    """
+    result = run_script(
+        tmp_path,
+        script,
+        fresh=True,
+        cuda=torch.version.cuda,
+        has_cuda=True,
+        PYTORCH_ALLOC_CONF="backend:cudaMallocAsync",
+    )
+    first, second, calls = result.stdout.splitlines()
+    assert first == second and "'cudaMallocAsync'" in first and "PYTORCH_ALLOC_CONF" in first
+    assert calls == "[]"
+
+
 def test_bad_switch_is_one_line(tmp_path):
     line = off_line(run_script(tmp_path, TRAIN, PYTORCH_TRAINSTREAM="maybe"))
     assert "bad value 'maybe' for PYTORCH_TRAINSTREAM; allowed: 1, true, yes, on or 0" in line

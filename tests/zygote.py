@@ -2,11 +2,13 @@
 
 Importing torch takes seconds, and the tests of switching on need a hundred fresh processes. Each
 child is as a process is at the end of `import torch`: it calls the entry point, then the script.
-Reads one JSON object a line: script, stdout, stderr (paths), environment, before (code). Answers
-with the exit status.
+Reads a JSON list a line, of objects: script, stdout, stderr (paths), environment, before (code).
+They run at once; answers with the list of their exit statuses. Its arguments are modules that are
+imported after torch.
 """
 
 import atexit
+import importlib
 import json
 import os
 import runpy
@@ -46,13 +48,19 @@ def end_like_python(status: int) -> None:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # What modules print as they are imported is no answer.
+    while len(sys.argv) > 1:  # A script's arguments are its own: it has none.
+        importlib.import_module(sys.argv.pop(1))
     for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            answers.close()
-            atexit._clear()
-            end_like_python(run(json.loads(line)))
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), file=answers, flush=True)
+        children = []
+        for request in json.loads(line):
+            children.append(os.fork())
+            if children[-1] == 0:
+                answers.close()
+                atexit._clear()
+                end_like_python(run(request))
+        statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+        print(json.dumps(statuses), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ cases() {
     done
     return $status
 }
-pytests() { "$python" -m pytest -q -m gpu tests 2>&1 | tail -30; }
+pytests() { "$python" -m pytest -q -m gpu --ignore=tests/ecosystem tests 2>&1 | tail -30; }
+ecosystem() { "$python" -m pytest -q -m gpu tests/ecosystem 2>&1 | tail -30; }
 walk() { "$python" tests/walk.py --device cuda --operations "${WALK:-10000}" --seed 7 2>&1 | tail -15; }
 small() {
     timeout 300 "$python" bench/main_job.py --shape 1.26b --budget 0.4 --steps "${STEPS:-20}" \

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Every part of `make test`, each with its time. A failed part does not stop the others. The Python
-# tests of both torch versions run side by side: most of them are one process on one core.
+# tests of both torch versions and the ecosystem's run side by side: most are one process on one core.
 set -uo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 parts=(lint core-debug core-asan core-tsan core-clang build build-newest)
-together=(pytest pytest-newest)
+together=(pytest pytest-newest ecosystem)
 table=()
 failed=()
 

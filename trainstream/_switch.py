@@ -153,12 +153,23 @@ def _choose_device(extension: ModuleType, wanted: config.Config) -> str:
         raise errors.no_gpu("this trainstream was built without CUDA")
     # Torch asks NVML first. Asking the driver would start it, and then children by fork could not
     # be the first to use CUDA, which plain torch allows.
-    if torch.cuda.device_count() > 0:
-        return "cuda"
-    count, reason = extension.cuda_device_count()
-    if count == 0:
-        raise errors.no_gpu(reason)
+    if torch.cuda.device_count() == 0:
+        count, reason = extension.cuda_device_count()
+        if count == 0:
+            raise errors.no_gpu(reason)
+    _check_backend()
     return "cuda"
+
+
+def _check_backend() -> None:
+    """Ours is a layer over torch's native allocator: budget, blocks and statistics are that one's.
+
+    Over another one every part of it would fail on its own, in the middle of the script.
+    """
+    if hasattr(torch._C, "_cuda_getAllocatorBackend"):
+        backend = torch._C._cuda_getAllocatorBackend()
+        if backend != "native":
+            raise errors.other_backend(backend)
 
 
 def _start_sim(extension: ModuleType, wanted: config.Config) -> None:

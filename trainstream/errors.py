@@ -156,6 +156,14 @@ def no_gpu(reason: str) -> TrainstreamError:
     return TrainstreamError(f"no GPU: {reason}; device:sim simulates one on CPU tensors")
 
 
+def other_backend(backend: str) -> TrainstreamError:
+    return TrainstreamError(
+        f"torch's CUDA allocator is {backend!r}, and trainstream works over the native one only; "
+        "remove backend: from PYTORCH_ALLOC_CONF (or PYTORCH_CUDA_ALLOC_CONF), or do not change "
+        "the allocator yourself"
+    )
+
+
 def cuda_already_started() -> TrainstreamError:
     return TrainstreamError(
         "CUDA has already started, and torch changes the allocator only before that; call "
