@@ -12,8 +12,8 @@ import torch
 from trainstream import errors
 from trainstream.optim._queue import Update, UpdateQueue
 
-# Biases and norms, which the pager leaves alone (min_storage). Asked of a GPU's kernel in order with
-# the gradients, they need nobody to wait for them.
+# Biases and norms, which the pager leaves alone (min_storage). Asked of a GPU's kernel in order
+# with the gradients, they need nobody to wait for them.
 _SMALL_BYTES = 1 << 20
 
 
