@@ -189,6 +189,9 @@ bool EvictingAllocator::goes_to_pool(c10::DeviceIndex device, cudaStream_t strea
 
 void EvictingAllocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
                                             std::function<bool(cudaStream_t)> filter) {
+    if (PerDevice* made = parts_if_made(device)) {
+        made->pager.wait_for_all_writes();
+    }
     {
         std::lock_guard<std::mutex> lock(pools_mutex_);
         pools_.push_back({device, pool, filter});

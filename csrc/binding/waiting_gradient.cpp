@@ -13,7 +13,7 @@ WaitingGradient::WaitingGradient(const at::Tensor& gradient) {
         const Save save = pager.save(storage);
         pager_ = &pager;
         storage_ = save.storage;
-        if (save.may_spill) {
+        if (save.is_first) {  // The step that made it may have ended: the host is ahead.
             pager.spill(save.storage, /*by_need=*/false);
             pager.boundary();  // The copy begins, though the script may run no operator now.
         }

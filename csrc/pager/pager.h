@@ -117,7 +117,8 @@ struct Use {
 /// A storage that one more saved tensor holds.
 struct Save {
     StoragePtr storage;      // Null: not managed.
-    bool may_spill = false;  // The first tensor of it that this step saves and made.
+    bool is_first = false;   // The first tensor of it that is saved; nor is it planned, or pinned.
+    bool may_spill = false;  // Likewise, and this step made it.
 };
 
 /// Owner: the allocator, one for each device; lives as long as the process.
@@ -189,6 +190,9 @@ public:
     StoragePtr announce_write(void* owner);
     /// The host has done its part, and `stream` has what is left of it: other streams wait for it.
     void end_write(const StoragePtr& storage, std::optional<StreamId> stream);
+    /// Waits until none is pending: a capture is about to begin, in which no other thread may ask
+    /// the device for anything.
+    void wait_for_all_writes();
     /// The calling thread waits for no announced write from now on: it is the one that makes them.
     static void make_pending_writes();
     /// Whether a write may be left pending past an optimizer's step: all uses are announced, and a

@@ -51,6 +51,20 @@ void Pager::end_write(const StoragePtr& storage, std::optional<StreamId> stream)
     }
 }
 
+void Pager::wait_for_all_writes() {
+    if (t_makes_pending_writes) {
+        return;
+    }
+    void* token = port_.begin_blocking();  // Whoever writes may need the GIL.
+    {
+        MutexLock lock(mutex_);
+        while (pending_writes_ > 0) {
+            settled_.wait(mutex_);
+        }
+    }
+    port_.end_blocking(token);
+}
+
 void Pager::make_pending_writes() { t_makes_pending_writes = true; }
 
 /// Not where somebody pages blocks by the peaks of steps: what is left of one would count as the

@@ -72,7 +72,7 @@ Save Pager::save(const void* owner) {
     const bool is_new = storage->saved_count == 1 && storage->spill == Spill::kNo;
     const bool is_of_this_step = storage->born_step == stats_.steps;
     const bool stays = storage->pinned_for_good() || storage->item != Storage::kNoItem;
-    return {storage, is_new && is_of_this_step && !stays};
+    return {storage, is_new && !stays, is_new && is_of_this_step && !stays};
 }
 
 void Pager::unsave(const StoragePtr& storage) noexcept {

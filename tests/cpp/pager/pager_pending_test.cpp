@@ -107,6 +107,25 @@ TEST(PagerPendingTest, StorageIsFreedWhileWritesArePending) {
     world.expect_nothing_left();
 }
 
+// Goal: a capture begins with nothing pending.
+TEST(PagerPendingTest, AllWritesAreWaitedForAtOnce) {
+    PagerWorld world;
+    std::vector<FakeOwner*> owners{world.make(kBlock, 1), world.make(kBlock, 2)};
+    std::vector<StoragePtr> writes;
+    for (FakeOwner* owner : owners) {
+        writes.push_back(world.pager.announce_write(owner));
+    }
+    std::atomic<size_t> done{0};
+    std::thread writer = writer_of(world, owners, writes, &done);
+    world.pager.wait_for_all_writes();
+    EXPECT_EQ(done.load(), owners.size());
+    writer.join();
+    for (FakeOwner* owner : owners) {
+        world.port.drop(owner);
+    }
+    world.expect_nothing_left();
+}
+
 // Goal: nothing may be left pending before a plan is in force.
 TEST(PagerPendingTest, WithoutAPlanNothingIsLeftPending) {
     PagerWorld world;
