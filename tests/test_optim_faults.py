@@ -123,15 +123,23 @@ def test_parameter_twice_in_a_group_is_updated_twice():
 
 
 FORKED = """
-import os, trainstream.optim
-p = torch.nn.Parameter(torch.ones(1 << 16))
+import os, threading, trainstream.optim
+p = torch.nn.Parameter(torch.ones(1 << 19))  # 2 MiB: smaller ones are updated in step().
 optimizer = trainstream.optim.AdamW([p], lr=0.125, weight_decay=0.0, accumulation_steps=1)
 def step():
     p.sum().backward()
     optimizer.step()
     optimizer.state_dict()
 step()
+locked, forked = threading.Event(), threading.Event()
+def holds_the_lock():  # As the optimizer's own thread may at any moment.
+    with optimizer._early._queue._changed:
+        locked.set()
+        forked.wait()
+threading.Thread(target=holds_the_lock).start()
+locked.wait()
 child = os.fork()
+forked.set()
 if child == 0:
     p.grad = torch.ones_like(p)
     optimizer.step()

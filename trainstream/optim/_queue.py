@@ -101,17 +101,20 @@ class UpdateQueue:
 
     def holds(self, param: torch.Tensor) -> bool:
         """Whether an update of `param` is yet to end."""
+        self._renew_after_fork()
         with self._changed:
             return any(update.param is param for update in self._open())
 
     def keep(self, keeper: object) -> None:
         """`keeper` lives until what there is now is done."""
+        self._renew_after_fork()
         with self._changed:
             self._keeper = keeper if self._open() else None
 
     def wait(self, which: Callable = lambda update: True) -> bool:
         """Until all updates of which `which` is true have ended; not on the thread itself. False:
         there was none."""
+        self._renew_after_fork()
         if threading.current_thread() in self._workers:
             return False
         with self._changed:
@@ -126,6 +129,7 @@ class UpdateQueue:
 
     def stop(self) -> None:
         """The thread does what there is, and ends."""
+        self._renew_after_fork()
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -136,10 +140,14 @@ class UpdateQueue:
     def _open(self) -> list[Update]:
         return self._waiting + self._running
 
-    def _start_worker(self) -> None:
-        if self._pid != os.getpid():  # A fork copies no threads, and locks as they were.
+    def _renew_after_fork(self) -> None:
+        """A fork copies no threads, and locks as they were: another thread may have had them."""
+        if self._pid != os.getpid():
             self._pid, self._changed, self._running = os.getpid(), threading.Condition(), []
             self._workers.clear()
+
+    def _start_worker(self) -> None:
+        self._renew_after_fork()
         if not self._workers:
             worker = threading.Thread(target=self._work, daemon=True)
             self._workers.append(worker)
