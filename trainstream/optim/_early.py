@@ -46,6 +46,7 @@ class EarlyUpdates:
         self._fault: BaseException | None = None
         self._streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
         self._small: list[Update] = []
+        self._elements = 0
         self._updated: set[torch.Tensor] = set()
         self._refused: set[torch.Tensor] = set()  # Of these: got one more gradient, and an error.
 
@@ -114,6 +115,11 @@ class EarlyUpdates:
                 torch.cuda.current_stream(update.param.device).wait_event(update.ready)
         return small
 
+    def take_elements(self) -> int:
+        """Of all updates that were put since the last call, done or not."""
+        elements, self._elements = self._elements, 0
+        return elements
+
     def later(self, work: list[tuple], scale: float) -> list[Update]:
         """Updates while the next step begins, the first of `work` first.
 
@@ -148,6 +154,7 @@ class EarlyUpdates:
         fault, self._fault = self._fault, None
         if fault is not None:
             self._small.clear()  # Of a step that failed nothing more is done.
+            self._elements = 0
             raise fault
 
     def _gradient_done(self, param: torch.Tensor) -> None:
@@ -184,6 +191,7 @@ class EarlyUpdates:
         # As they are now: the script may change them before the thread comes to it.
         settings = {**group, "lr": float(group["lr"])}
         writes = [self._extension.PendingWrite(tensor) for tensor in used]
+        self._elements += param.numel()
         is_ours = param.grad is not grad
         return Update(settings, index, param, weights, grad, is_ours, ready, scale, writes)
 

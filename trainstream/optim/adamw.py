@@ -217,8 +217,16 @@ class _HostOptimizer:
             self._update_now(early.later(work, scale), scale)
         else:
             self._update([(*entry[:3], entry[2].detach(), entry[3]) for entry in work], scale)
+        elements = early.take_elements() + (0 if later else sum(p.numel() for _, _, p, _ in work))
+        self._note_share(elements)
+
+    def _note_share(self, elements: int) -> None:
+        """Of the step's updates, split as those were that ended since the last step did."""
         with self._share_lock:
-            self.share, self._share = self._share, (0, 0)
+            (host, kernel), self._share = self._share, (0, 0)
+        if host + kernel > 0 or elements == 0:
+            on_host = elements * host // max(host + kernel, 1)
+            self.share = (on_host, elements - on_host)
 
     def _update_now(self, updates: list[Update], scale: float) -> None:
         """Of few bytes: on a GPU by its kernel, for which the host does not wait."""
