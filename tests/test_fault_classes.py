@@ -65,6 +65,8 @@ for step in range(9):
     optimizer.zero_grad()
     evict_all()
     if step == 2:
+        optimizer.synchronize()  # What is being updated stays where it is.
+        evict_all()
         assert _C is None or is_cold(model[0].weight)
         with torch.no_grad():
             model[0].weight.mul_(0.5)
@@ -73,6 +75,8 @@ for step in range(9):
     if step == 4:
         model[9].weight.data = model[9].weight.data * 2
     if step == 5:
+        optimizer.synchronize()  # What is being updated stays where it is.
+        evict_all()
         assert _C is None or is_cold(model[3].weight)
         model.load_state_dict(kept)
     print([digest(p) for p in model.parameters()])
