@@ -175,8 +175,7 @@ bool NativeMemory::rebuild(StreamId stream) {
     if (without.empty()) {
         return false;
     }
-    const auto reserved =
-        static_cast<uint64_t>(native_->getDeviceStats(device_).reserved_bytes[0].current);
+    const uint64_t reserved = reserved_bytes();
     const uint64_t limit = limit_bytes_.load();
     const uint64_t taken = reserved + headroom_of(limit);
     const uint64_t left = limit > taken ? limit - taken : 0;
@@ -188,6 +187,10 @@ bool NativeMemory::rebuild(StreamId stream) {
         lay_region(one, each);
     }
     return true;
+}
+
+uint64_t NativeMemory::reserved_bytes() const {
+    return static_cast<uint64_t>(native_->getDeviceStats(device_).reserved_bytes[0].current);
 }
 
 uint64_t NativeMemory::scattered_bytes() const {
@@ -236,16 +239,13 @@ void NativeMemory::reserve_small_spare() {
 
 /// Torch makes a segment once no other has room for a block.
 void NativeMemory::reserve_small_segment(StreamId stream) {
-    const auto reserved = [&] {
-        return static_cast<uint64_t>(native_->getDeviceStats(device_).reserved_bytes[0].current);
-    };
-    const uint64_t before = reserved();
+    const uint64_t before = reserved_bytes();
     if (before + kSmallSegment > limit_bytes_.load()) {
         return;  // A refusal would flush torch's cache.
     }
     begin_aside();
     std::vector<void*> blocks;
-    while (reserved() == before && blocks.size() < kMostSmallBlocks) {
+    while (reserved_bytes() == before && blocks.size() < kMostSmallBlocks) {
         void* const block = allocate(kSmallBlock, stream);
         if (block == nullptr) {
             break;

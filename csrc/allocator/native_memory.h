@@ -75,6 +75,7 @@ private:
     using Stats = c10::CachingDeviceAllocator::DeviceStats;
 
     void set_native_limit(uint64_t limit_bytes);
+    uint64_t reserved_bytes() const;
     void lay_region(StreamId stream, uint64_t size_bytes);
     void reserve_small_segment(StreamId stream);
     /// What happens until end_aside() is no peak of the user's.

@@ -279,12 +279,17 @@ StoragePtr Pager::settled(void* owner) {
 }
 
 void Pager::wait_for_transition(const StoragePtr& storage) {
+    wait_while([&] { return storage->in_transition(); });
+}
+
+/// Until another thread has done its work.
+void Pager::wait_while(const std::function<bool()>& is_pending) {
     TS_ASSERT_EQ(t_moves, 0);
-    // The thread that moves it may need the GIL, and taking the GIL back needs our lock open.
+    // That thread may need the GIL, and taking the GIL back needs our lock open.
     mutex_.unlock();
     void* token = port_.begin_blocking();
     mutex_.lock();
-    while (storage->in_transition()) {
+    while (is_pending()) {
         settled_.wait(mutex_);
     }
     mutex_.unlock();

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -309,6 +310,7 @@ private:
         TS_REQUIRES(mutex_);
     StoragePtr settled(void* owner) TS_REQUIRES(mutex_);
     void wait_for_transition(const StoragePtr& storage) TS_REQUIRES(mutex_);
+    void wait_while(const std::function<bool()>& is_pending) TS_REQUIRES(mutex_);
     StoragePtr settled_for(const Use& use, StreamId stream) TS_REQUIRES(mutex_);
     void wait_for_writes(const StoragePtr& storage, StreamId stream) TS_REQUIRES(mutex_);
     void note_owner(const StoragePtr& storage, void* owner) TS_REQUIRES(mutex_);

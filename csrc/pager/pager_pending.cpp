@@ -55,14 +55,8 @@ void Pager::wait_for_all_writes() {
     if (t_makes_pending_writes) {
         return;
     }
-    void* token = port_.begin_blocking();  // Whoever writes may need the GIL.
-    {
-        MutexLock lock(mutex_);
-        while (pending_writes_ > 0) {
-            settled_.wait(mutex_);
-        }
-    }
-    port_.end_blocking(token);
+    MutexLock lock(mutex_);
+    wait_while([this]() TS_REQUIRES(mutex_) { return pending_writes_ > 0; });
 }
 
 void Pager::make_pending_writes() { t_makes_pending_writes = true; }
@@ -88,18 +82,13 @@ StoragePtr Pager::settled_for(const Use& use, StreamId stream) {
 }
 
 void Pager::wait_for_writes(const StoragePtr& storage, StreamId stream) {
-    TS_ASSERT_EQ(moves_of_this_thread(), 0);
     mutex_.unlock();
     if (!capturing()) {
         step_clock_.update_began(stream);
     }
-    void* token = port_.begin_blocking();  // Whoever writes may need the GIL.
     mutex_.lock();
-    while (storage->pending_writes > 0) {
-        settled_.wait(mutex_);
-    }
+    wait_while([&] { return storage->pending_writes > 0; });
     mutex_.unlock();
-    port_.end_blocking(token);
     if (!capturing()) {
         step_clock_.update_ended(stream);
     }

@@ -960,16 +960,7 @@ void Pager::free_item(const StoragePtr& storage) noexcept {
 }
 
 void Pager::wait_for_plan(const StoragePtr& storage) {
-    TS_ASSERT_EQ(moves_of_this_thread(), 0);
-    mutex_.unlock();
-    void* token = port_.begin_blocking();
-    mutex_.lock();
-    while (plan_busy_ || storage->in_transition()) {
-        settled_.wait(mutex_);
-    }
-    mutex_.unlock();
-    port_.end_blocking(token);
-    mutex_.lock();
+    wait_while([&]() TS_REQUIRES(mutex_) { return plan_busy_ || storage->in_transition(); });
 }
 
 }  // namespace trainstream

@@ -21,13 +21,16 @@ def rows(step):
 
 STEPS = 40 if LONG else 8
 
-def train(optimizer, loss_of):
+def take_steps(optimizer, loss_of):
     for step in range(STEPS):
         loss = loss_of(rows(step))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         show(loss.item())
+
+def train(optimizer, loss_of):
+    take_steps(optimizer, loss_of)
     show(model, optimizer)
 """
 
@@ -234,13 +237,7 @@ def loss_of(x):
     return x.square().mean()
 
 STEPS = 4
-optimizer = AdamW8bit(model.parameters(), lr=1e-3)
-for step in range(STEPS):
-    loss = loss_of(rows(step))
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    show(loss.item())
+take_steps(AdamW8bit(model.parameters(), lr=1e-3), loss_of)
 show(model)
 show([layer.weight.dequantize() for layer in frozen])
 """

@@ -18,6 +18,22 @@ using testing::PagerWorld;
 
 constexpr size_t kBlock = 64 * kKiB;  // Four of them fill the default budget.
 
+std::vector<StoragePtr> announce(PagerWorld& world, const std::vector<FakeOwner*>& owners) {
+    std::vector<StoragePtr> writes;
+    for (FakeOwner* owner : owners) {
+        writes.push_back(world.pager.announce_write(owner));
+        EXPECT_NE(writes.back(), nullptr);
+    }
+    return writes;
+}
+
+void drop_all(PagerWorld& world, const std::vector<FakeOwner*>& owners) {
+    for (FakeOwner* owner : owners) {
+        world.port.drop(owner);
+    }
+    world.expect_nothing_left();
+}
+
 /// An optimizer's thread: writes to its storages where they are, one after the other.
 std::thread writer_of(PagerWorld& world, std::vector<FakeOwner*> owners,
                       std::vector<StoragePtr> writes, std::atomic<size_t>* done) {
@@ -38,12 +54,10 @@ std::thread writer_of(PagerWorld& world, std::vector<FakeOwner*> owners,
 TEST(PagerPendingTest, UseWaitsForTheWriteToItsOwnStorage) {
     PagerWorld world;
     std::vector<FakeOwner*> owners;
-    std::vector<StoragePtr> writes;
     for (unsigned mark = 0; mark < 6; ++mark) {
         owners.push_back(world.make(kBlock, mark));
-        writes.push_back(world.pager.announce_write(owners.back()));
-        ASSERT_NE(writes.back(), nullptr);
     }
+    const std::vector<StoragePtr> writes = announce(world, owners);
     std::atomic<size_t> done{0};
     std::thread writer = writer_of(world, owners, writes, &done);
     const std::array kinds{UseKind::kInPlace, UseKind::kOnce, UseKind::kBringInIfRoom,
@@ -53,10 +67,7 @@ TEST(PagerPendingTest, UseWaitsForTheWriteToItsOwnStorage) {
         EXPECT_GT(done.load(), i);
     }
     writer.join();
-    for (FakeOwner* owner : owners) {
-        world.port.drop(owner);
-    }
-    world.expect_nothing_left();
+    drop_all(world, owners);
 }
 
 // Goal: what only looks at shapes, and what nobody is to write, waits for nothing; what writes
@@ -110,20 +121,14 @@ TEST(PagerPendingTest, StorageIsFreedWhileWritesArePending) {
 // Goal: a capture begins with nothing pending.
 TEST(PagerPendingTest, AllWritesAreWaitedForAtOnce) {
     PagerWorld world;
-    std::vector<FakeOwner*> owners{world.make(kBlock, 1), world.make(kBlock, 2)};
-    std::vector<StoragePtr> writes;
-    for (FakeOwner* owner : owners) {
-        writes.push_back(world.pager.announce_write(owner));
-    }
+    const std::vector<FakeOwner*> owners{world.make(kBlock, 1), world.make(kBlock, 2)};
+    const std::vector<StoragePtr> writes = announce(world, owners);
     std::atomic<size_t> done{0};
     std::thread writer = writer_of(world, owners, writes, &done);
     world.pager.wait_for_all_writes();
     EXPECT_EQ(done.load(), owners.size());
     writer.join();
-    for (FakeOwner* owner : owners) {
-        world.port.drop(owner);
-    }
-    world.expect_nothing_left();
+    drop_all(world, owners);
 }
 
 // Goal: nothing may be left pending before a plan is in force.
