@@ -1,11 +1,13 @@
 """The main job on one GPU: an unmodified script under a budget against the same script without.
 
-    python bench/main_job.py [--shape 1.26b] [--budget 0.4] [--steps 20] [--fit] [--device cuda]
+    python bench/main_job.py [--shape 1.26b] [--budget 0.4] [--steps 20] [--kind stock] [--fit] \
+        [--device cuda]
 
 Two processes train the same model; one is stock, one has PYTORCH_TRAINSTREAM=1. By default they run
 one after the other: losses and final weights are compared bit for bit, and the step time is given
 against stock's. With --fit both live at once under a budget that fits and take turns, step by step:
-nothing may move, and the ratio of the medians is what switching on costs.
+nothing may move, and the ratio of the medians is what switching on costs. A second stock process
+takes its turn too: its ratio to the first says how much of that is noise.
 """
 
 import argparse
@@ -30,7 +32,7 @@ class WorkerEnded(SystemExit):
 class Worker:
     """bench/train_worker.py in a process of its own."""
 
-    def __init__(self, options, conf=None, kind="stock"):
+    def __init__(self, options, conf=None, kind=None):
         environment = {k: v for k, v in os.environ.items() if "TRAINSTREAM" not in k}
         path = [str(FOLDER.parent), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(p for p in path if p)
@@ -38,7 +40,7 @@ class Worker:
             environment.update(PYTORCH_TRAINSTREAM="1", PYTORCH_TRAINSTREAM_CONF=conf)
         command = [sys.executable, str(FOLDER / "train_worker.py"), "--shape", options.shape]
         command += ["--device", options.device, "--length", str(options.length)]
-        command += ["--sequences", str(options.sequences), "--kind", kind]
+        command += ["--sequences", str(options.sequences), "--kind", kind or options.kind]
         self.process = subprocess.Popen(
             command,
             env=environment,
@@ -69,7 +71,8 @@ class Worker:
     def end(self):
         self.process.stdin.write("end\n")
         self.process.stdin.flush()
-        self.weights = self.read()["weights"]
+        self.digest = self.read()
+        self.weights = self.digest["weights"]
         self.process.stdin.close()
         errors = self.process.stderr.read() if self.process.stderr is not None else ""
         if self.process.wait() != 0:
@@ -84,7 +87,7 @@ class Worker:
         return [step["loss"] for step in self.steps]
 
 
-def train(options, conf=None, kind="stock"):
+def train(options, conf=None, kind=None):
     worker = Worker(options, conf, kind)
     for _ in range(options.steps):
         worker.step()
@@ -129,11 +132,21 @@ def compare(options):
         ("step against stock", times[1] / times[0], "ratio"),
         ("resident set peak", ours.steps[-1]["rss_bytes"], "bytes"),
     ]
-    rows += per_step(ours) + after_second_step(ours)
+    rows += foretold(ours, times[1]) + per_step(ours) + after_second_step(ours)
     print(ours.exit_line.group(0) if ours.exit_line else "no exit line", file=sys.stderr)
     within = peak_of(ours, "reserved_peak_bytes") <= vram
     rows.append(("peak reserved within budget", int(within), "bool"))
     return stock, rows, same_losses and stock.weights == ours.weights and within
+
+
+def foretold(worker, median):
+    """What the last plan foretold of a step, and the bound, against the median."""
+    rows = []
+    for key, name in (("predicted_seconds", "predicted"), ("bound_seconds", "bound")):
+        if key in worker.digest:
+            value = worker.digest[key]
+            rows += [(name, value, "s"), (f"step against {name}", median / value, "ratio")]
+    return rows
 
 
 def per_step(worker):
@@ -170,19 +183,21 @@ def after_second_step(worker):
 
 
 def fit(options):
-    """Both at once under a budget that fits, taking turns."""
-    stock = Worker(options)
+    """All at once under a budget that fits, taking turns, the first one last in every other round."""
+    stock, control = Worker(options), Worker(options)
     stock.step()
+    control.step()
     vram = 1.5 * (peak_of(stock, "reserved_peak_bytes") or int(options.stock_peak))
     ours = Worker(options, conf_of(options, vram))
     ours.step()
-    for _ in range(options.steps + 4):
-        stock.step()
-        ours.step()
-    stock.end()
-    ours.end()
+    workers = [stock, ours, control]
+    for round_ in range(options.steps + 4):
+        for worker in reversed(workers) if round_ % 2 else workers:
+            worker.step()
+    for worker in workers:
+        worker.end()
     skip = len(stock.steps) - options.steps
-    times = stock.median_seconds(skip), ours.median_seconds(skip)
+    times = [worker.median_seconds(skip) for worker in workers]
     last = ours.steps[-1]
     moved = sum(last[f"ts_{key}_bytes"] for key in ("evicted", "restored", "in_place", "born_cold"))
     equal = stock.losses() == ours.losses() and stock.weights == ours.weights
@@ -190,7 +205,10 @@ def fit(options):
         ("fit: budget", int(vram), "bytes"),
         ("fit: stock step, median", times[0], "s"),
         ("fit: step, median", times[1], "s"),
+        ("fit: second stock step, median", times[2], "s"),
         ("fit: step against stock", times[1] / times[0], "ratio"),
+        ("fit: step against second stock", times[1] / times[2], "ratio"),
+        ("fit: second stock against stock", times[2] / times[0], "ratio"),
         ("fit: steps", options.steps, "steps"),
         ("fit: bytes moved", moved, "bytes"),
         ("fit: bit-equal", int(equal), "bool"),
@@ -204,6 +222,7 @@ def main():
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--budget", type=float, default=0.4, help="share of stock's peak, or bytes")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--kind", default="stock", help="see rivals.KINDS")
     parser.add_argument("--sequences", type=int, default=4)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--conf", default="")

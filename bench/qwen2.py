@@ -36,6 +36,14 @@ SHAPES = {
         "num_key_value_heads": 4,
         "vocab_size": 152064,
     },
+    "14b": {
+        "hidden_size": 5120,
+        "num_hidden_layers": 48,
+        "intermediate_size": 13824,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "vocab_size": 152064,
+    },
 }
 
 
@@ -100,12 +108,14 @@ class Trainer:
 
 
 def digest(model):
-    """SHA-256 over the SHA-256 of each parameter's raw bytes, in order."""
+    """SHA-256 over the SHA-256 of each parameter's raw bytes, in order, then of each gradient's."""
 
     def of(param):
         # A copy of each in turn: a whole model of them would not fit beside what is paged.
         param = param.to_local() if hasattr(param, "to_local") else param
         return hashlib.sha256(param.detach().cpu().view(torch.uint8).numpy()).digest()
 
+    gradients = [param.grad for param in model.parameters() if param.grad is not None]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        return hashlib.sha256(b"".join(pool.map(of, model.parameters()))).hexdigest()
+        digests = pool.map(of, [*model.parameters(), *gradients])
+        return hashlib.sha256(b"".join(digests)).hexdigest()

@@ -33,6 +33,35 @@ def clipping_host_optimizer(model, lr, device):
     return host_optimizer(model, lr, device, max_grad_norm=1.0)
 
 
+class NoUpdate(torch.optim.Optimizer):
+    """In the optimizer's place where only forward and backward are measured.
+
+    Gradients live until the next forward, so that they can be compared after the last step.
+    """
+
+    def __init__(self, model, lr, device):
+        super().__init__(model.parameters(), {"lr": lr})
+        model.register_forward_pre_hook(self._drop_gradients)
+
+    def step(self, closure=None):
+        pass
+
+    def zero_grad(self, set_to_none=True):
+        pass
+
+    def _drop_gradients(self, *_):
+        super().zero_grad()
+
+
+def lora(model):
+    """Adapters of rank 16 beside every linear layer of the blocks; they alone are trained."""
+    import peft
+
+    model.enable_input_require_grads()  # Else nothing in a checkpointed block needs a gradient.
+    model = peft.get_peft_model(model, peft.LoraConfig(r=16, target_modules="all-linear"))
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def one_rank():
     """A process group of this process alone, with no network."""
     import torch.distributed as dist
@@ -131,6 +160,8 @@ class Kind:
 
 KINDS = {
     "stock": Kind(),
+    "forward-backward": Kind(optimizer=NoUpdate),
+    "lora": Kind(("peft",), wrap=lora),
     "host-optimizer": Kind(optimizer=host_optimizer),
     "host-optimizer-clipping": Kind(optimizer=clipping_host_optimizer),
     "fsdp2-offload": Kind(wrap=fsdp2_offload),

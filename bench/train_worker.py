@@ -39,6 +39,14 @@ def counters(device):
     return found
 
 
+def prediction():
+    """What the plan foretold of a step and the bound it is held against; empty without a plan."""
+    library = sys.modules.get("trainstream")
+    report = library.report(as_dict=True) if library is not None else {}
+    keys = ("predicted_seconds", "bound_seconds", "step_seconds")
+    return {key: report[key] for key in keys if report.get(key) is not None}
+
+
 def answer(**fields):
     print(json.dumps(fields), flush=True)
 
@@ -103,8 +111,10 @@ def train(options):
             host_share=share[0] / max(1, sum(share)),
             **counters(options.device),
         )
+    foretold = prediction()
     start = time.perf_counter()
-    answer(event="digest", weights=qwen2.digest(trainer.model), seconds=time.perf_counter() - start)
+    digest = qwen2.digest(trainer.model)
+    answer(event="digest", weights=digest, seconds=time.perf_counter() - start, **foretold)
 
 
 if __name__ == "__main__":
