@@ -183,7 +183,9 @@ def after_second_step(worker):
 
 
 def fit(options):
-    """All at once under a budget that fits, taking turns, the first one last in every other round."""
+    """All at once under a budget that fits, taking turns: no process ever follows itself, which finds
+    its caches warm, and each is first as often as the others.
+    """
     stock, control = Worker(options), Worker(options)
     stock.step()
     control.step()
@@ -191,9 +193,9 @@ def fit(options):
     ours = Worker(options, conf_of(options, vram))
     ours.step()
     workers = [stock, ours, control]
-    for round_ in range(options.steps + 4):
-        for worker in reversed(workers) if round_ % 2 else workers:
-            worker.step()
+    for first in range(options.steps + 4):
+        for turn in range(len(workers)):
+            workers[(first + turn) % len(workers)].step()
     for worker in workers:
         worker.end()
     skip = len(stock.steps) - options.steps

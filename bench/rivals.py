@@ -33,24 +33,13 @@ def clipping_host_optimizer(model, lr, device):
     return host_optimizer(model, lr, device, max_grad_norm=1.0)
 
 
-class NoUpdate(torch.optim.Optimizer):
-    """In the optimizer's place where only forward and backward are measured.
+def no_update(model, lr, device):
+    """Only forward and backward are measured: an optimizer of nothing, so that steps have an end.
 
     Gradients live until the next forward, so that they can be compared after the last step.
     """
-
-    def __init__(self, model, lr, device):
-        super().__init__(model.parameters(), {"lr": lr})
-        model.register_forward_pre_hook(self._drop_gradients)
-
-    def step(self, closure=None):
-        pass
-
-    def zero_grad(self, set_to_none=True):
-        pass
-
-    def _drop_gradients(self, *_):
-        super().zero_grad()
+    model.register_forward_pre_hook(lambda *_: model.zero_grad(set_to_none=True))
+    return torch.optim.SGD([torch.zeros(1, device=device, requires_grad=True)], lr=lr)
 
 
 def lora(model):
@@ -160,7 +149,7 @@ class Kind:
 
 KINDS = {
     "stock": Kind(),
-    "forward-backward": Kind(optimizer=NoUpdate),
+    "forward-backward": Kind(optimizer=no_update),
     "lora": Kind(("peft",), wrap=lora),
     "host-optimizer": Kind(optimizer=host_optimizer),
     "host-optimizer-clipping": Kind(optimizer=clipping_host_optimizer),

@@ -35,6 +35,11 @@ HostPoolOptions host_options(int64_t ram_setting) {
     return options;
 }
 
+// Small blocks never move, unless there are so many that they take more than is kept free for
+// them (the adapters of a large model, and their moments). Less than this is torch's in any case: a
+// block of its own takes 1 MiB of the device.
+constexpr size_t kLeastMovableBytes = 64 * kKiB;
+
 /// raw_alloc() hands out bare pointers, managed or torch's.
 void raw_evicting_deleter(void* address) { cca::get()->raw_delete(address); }
 
@@ -76,20 +81,40 @@ c10::DataPtr EvictingAllocator::allocate(size_t size_bytes) {
     const c10::DeviceIndex device = c10::cuda::current_device();
     const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device).stream();
     const bool small = size_bytes < options_.min_storage_bytes;
-    if (small || goes_to_pool(device, stream)) {
-        try {
-            return native()->allocate(size_bytes);
-        } catch (const c10::OutOfMemoryError&) {
-            // These never move, so there is nothing to weigh: a little past the budget.
-            PerDevice* made = parts_if_made(device);
-            if (made == nullptr) {
-                throw;
-            }
-            return made->memory.past_the_limit([&] { return native()->allocate(size_bytes); });
+    const bool pool = goes_to_pool(device, stream);
+    if (small || pool) {
+        c10::DataPtr fixed = unmanaged(size_bytes, device, /*may_move=*/!pool);
+        if (fixed.get() != nullptr || size_bytes == 0) {
+            return fixed;
         }
+        size_bytes = std::max<size_t>(size_bytes, NativeMemory::kLeastInRegionBytes);
     }
     void* address = managed(size_bytes, device, stream);
     return {address, address, &managed_deleter, c10::Device(c10::kCUDA, device)};
+}
+
+/// A block of torch's that never moves. Null: there is no room for it within the budget, but it may
+/// be managed like what is larger. What may not goes a little past the budget.
+c10::DataPtr EvictingAllocator::unmanaged(size_t size_bytes, c10::DeviceIndex device,
+                                          bool may_move) {
+    PerDevice* made = parts_if_made(device);
+    const bool movable = may_move && made != nullptr && size_bytes >= kLeastMovableBytes;
+    if (movable && !made->memory.has_small_room(size_bytes)) {
+        return {};
+    }
+    try {
+        return native()->allocate(size_bytes);
+    } catch (const c10::OutOfMemoryError&) {
+        if (made == nullptr) {
+            throw;
+        }
+        made->memory.note_answered_refusal();
+    }
+    if (movable) {
+        made->memory.note_small_refusal();
+        return {};
+    }
+    return made->memory.past_the_limit([&] { return native()->allocate(size_bytes); });
 }
 
 void* EvictingAllocator::managed(size_t size_bytes, c10::DeviceIndex device, cudaStream_t stream) {

@@ -77,6 +77,7 @@ private:
     PerDevice* parts_if_made(c10::DeviceIndex device) const;
     bool goes_to_pool(c10::DeviceIndex device, cudaStream_t stream);
     void* managed(size_t size_bytes, c10::DeviceIndex device, cudaStream_t stream);
+    c10::DataPtr unmanaged(size_t size_bytes, c10::DeviceIndex device, bool may_move);
     void check_on_device(const void* address, const char* call) const;
 
     const CudaOptions options_;

@@ -20,6 +20,10 @@ uint64_t headroom_of(uint64_t limit_bytes) {
     return std::clamp<uint64_t>(limit_bytes / 8, 8 * kMiB, most);
 }
 
+// Of the headroom, what is kept for blocks so small that managing them is no use: where others took
+// the rest, these still find room within the budget.
+constexpr uint64_t kSmallestPart = 4;
+
 // The gap is not what it seemed. A refusal flushes torch's cache and waits for the device, so after
 // a few of them large blocks go where torch puts them.
 constexpr int kMostHighRefusals = 4;
@@ -39,6 +43,14 @@ constexpr uint64_t kSmallSegment = 2 * kMiB;
 // A transformer's step has two or three segments for small blocks; a run that has more free blocks
 // in them than this needs no spare.
 constexpr size_t kMostSmallBlocks = 64;
+
+/// What lies free between small blocks, in torch's segments for them.
+uint64_t free_small_bytes(const c10::CachingDeviceAllocator::DeviceStats& stats) {
+    const auto pool = static_cast<size_t>(c10::CachingAllocator::StatType::SMALL_POOL);
+    const int64_t bytes =
+        stats.reserved_bytes.at(pool).current - stats.allocated_bytes.at(pool).current;
+    return static_cast<uint64_t>(std::max<int64_t>(bytes, 0));
+}
 
 cudaStream_t as_cuda(StreamId stream) { return reinterpret_cast<cudaStream_t>(stream); }
 
@@ -71,8 +83,16 @@ NativeMemory::NativeMemory(cca::CUDAAllocator* native, c10::DeviceIndex device,
       configured_bytes_(std::min(budget_bytes, total_bytes)),
       total_bytes_(total_bytes),
       limit_bytes_(configured_bytes_) {
-    set_native_limit(configured_bytes_);
+    limit_native();
 }
+
+uint64_t NativeMemory::native_limit_bytes() const {
+    const uint64_t limit = limit_bytes_.load();
+    const uint64_t kept = headroom_of(limit) / kSmallestPart / kSmallSegment * kSmallSegment;
+    return limit >= total_bytes_ ? limit : limit - std::min(kept, limit);
+}
+
+void NativeMemory::limit_native() { set_native_limit(native_limit_bytes()); }
 
 void NativeMemory::set_native_limit(uint64_t limit_bytes) {
     // Torch multiplies the fraction out again; a page less keeps rounding below the limit.
@@ -85,7 +105,7 @@ void NativeMemory::set_user_fraction(double fraction) {
     user_fraction_.store(fraction);
     const auto user_bytes = static_cast<uint64_t>(fraction * static_cast<double>(total_bytes_));
     limit_bytes_.store(std::min(configured_bytes_, user_bytes));
-    set_native_limit(limit_bytes_.load());
+    limit_native();
 }
 
 void* NativeMemory::allocate(size_t size_bytes, StreamId stream) {
@@ -97,7 +117,7 @@ void* NativeMemory::allocate(size_t size_bytes, StreamId stream) {
     try {
         return native_->raw_alloc_with_stream(size_bytes, as_cuda(stream));
     } catch (const c10::OutOfMemoryError&) {
-        answered_refusals_.fetch_add(1);
+        note_answered_refusal();
         return nullptr;
     }
 }
@@ -193,6 +213,23 @@ uint64_t NativeMemory::reserved_bytes() const {
     return static_cast<uint64_t>(native_->getDeviceStats(device_).reserved_bytes[0].current);
 }
 
+bool NativeMemory::has_small_room(size_t size_bytes) const {
+    const uint64_t refused_bytes = refused_small_bytes_.load();
+    if (refused_bytes == 0 || size_bytes > kSmallBlock) {
+        return true;
+    }
+    const Stats stats = native_->getDeviceStats(device_);
+    const auto reserved = static_cast<uint64_t>(stats.reserved_bytes[0].current);
+    // So much was free in vain; twice as much has room for one of any size.
+    return reserved + kSmallSegment <= native_limit_bytes() ||
+           free_small_bytes(stats) > 2 * refused_bytes;
+}
+
+void NativeMemory::note_small_refusal() {
+    const uint64_t free_bytes = free_small_bytes(native_->getDeviceStats(device_));
+    refused_small_bytes_.store(std::max({refused_small_bytes_.load(), free_bytes, kSmallBlock}));
+}
+
 uint64_t NativeMemory::scattered_bytes() const {
     const auto pool = static_cast<size_t>(c10::CachingAllocator::StatType::LARGE_POOL);
     const int64_t reserved = native_->getDeviceStats(device_).reserved_bytes.at(pool).current;
@@ -240,7 +277,7 @@ void NativeMemory::reserve_small_spare() {
 /// Torch makes a segment once no other has room for a block.
 void NativeMemory::reserve_small_segment(StreamId stream) {
     const uint64_t before = reserved_bytes();
-    if (before + kSmallSegment > limit_bytes_.load()) {
+    if (before + kSmallSegment > native_limit_bytes()) {
         return;  // A refusal would flush torch's cache.
     }
     begin_aside();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "allocator/native_forwarder.h"
+#include "base/bytes.h"
 #include "base/mutex.h"
 #include "device/device_memory.h"
 
@@ -41,6 +42,15 @@ public:
     bool lay_anew() override;
     /// A segment for each stream with a region, if the limit has room for it.
     void reserve_small_spare() override;
+    /// Whether a block of so little is likely to find room outside the regions. False only once one
+    /// was refused: a refusal flushes torch's cache, so it is not asked for in vain each time.
+    bool has_small_room(size_t size_bytes) const;
+    void note_small_refusal();
+    /// Torch counts it as out of memory; the user got a block all the same.
+    void note_answered_refusal() { answered_refusals_.fetch_add(1); }
+    /// Torch serves blocks of up to 1 MiB (kSmallSize) from segments of their own, larger ones from
+    /// the regions.
+    static constexpr size_t kLeastInRegionBytes = (1 << 20) + kBlockAlignment;
     /// Torch does not split off a rest of up to 1 MiB (kSmallSize) of a large block.
     size_t slack_bytes() const override { return 1 << 20; }
     uint64_t budget_bytes() const override { return limit_bytes_.load(); }
@@ -58,10 +68,10 @@ public:
         set_native_limit(total_bytes_);
         try {
             auto result = function();
-            set_native_limit(limit_bytes_.load());
+            limit_native();
             return result;
         } catch (...) {
-            set_native_limit(limit_bytes_.load());
+            limit_native();
             throw;
         }
     }
@@ -74,7 +84,10 @@ public:
 private:
     using Stats = c10::CachingDeviceAllocator::DeviceStats;
 
+    /// What torch may reserve; the rest of the budget is kept for the smallest blocks.
+    void limit_native();
     void set_native_limit(uint64_t limit_bytes);
+    uint64_t native_limit_bytes() const;
     uint64_t reserved_bytes() const;
     void lay_region(StreamId stream, uint64_t size_bytes);
     void reserve_small_segment(StreamId stream);
@@ -91,6 +104,8 @@ private:
     std::atomic<double> user_fraction_{1.0};
     std::atomic<int64_t> answered_refusals_{0};
     std::atomic<int> high_refusals_{0};
+    // What lay free in segments for small blocks when one was refused; 0: none was so far.
+    std::atomic<uint64_t> refused_small_bytes_{0};
 
     mutable Mutex mutex_{LockRank::kMemory};
     std::map<StreamId, std::vector<Region>> regions_ TS_GUARDED_BY(mutex_);

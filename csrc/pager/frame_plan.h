@@ -60,6 +60,7 @@ struct FramePlan {
     StreamId home = 0;         // Whose pool the arena is from.
     bool has_begun = false;    // Something of it was used since it was made.
     bool retiring = false;     // Nothing comes any more, all that can leaves.
+    bool replaced = false;     // It retires for another, of the step that ended then.
     int failures = 0;          // Of loads, in a row.
     uint64_t first_step = 0;   // That it saw from end to end, in the clock's numbers.
 };

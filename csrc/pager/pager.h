@@ -353,6 +353,8 @@ private:
     bool can_be_planned(const Storage& storage) const TS_REQUIRES(mutex_);
     bool is_used_unseen(const Storage& storage) const TS_REQUIRES(mutex_);
     void judge_step(bool moved);
+    bool give_plan_for_another();
+    void plan_step(const StepTrace& trace, uint64_t live_peak_bytes, bool moved);
     void refine_plan(const StepTrace& trace, uint64_t pressed_bytes) TS_REQUIRES(mutex_);
     std::unique_ptr<FramePlan> make_plan(const StepTrace& trace, uint64_t live_peak_bytes,
                                          const std::vector<Region>& regions) TS_REQUIRES(mutex_);

@@ -78,7 +78,6 @@ bool Pager::can_be_planned(const Storage& storage) const {
 
 /// Called at the end of each optimizer step, with nothing held.
 void Pager::judge_step(bool moved) {
-    std::optional<StreamId> home;
     StepTrace trace;
     uint64_t live_peak_bytes = 0;
     {
@@ -89,15 +88,41 @@ void Pager::judge_step(bool moved) {
         trace.end(std::exchange(live_since_use_, live_bytes_));
         plan_spills(live_peak_bytes);
         const uint64_t pressed_bytes = std::exchange(pressed_out_bytes_, 0);
-        if (plan_ != nullptr) {
-            if (plan_->is_laid() && !plan_->retiring) {
-                plan_->schedule->period_ended();
-                refine_plan(trace, pressed_bytes);
-            }
-            return;
+        if (plan_ != nullptr && plan_->is_laid() && !plan_->retiring) {
+            plan_->schedule->period_ended();
+            refine_plan(trace, pressed_bytes);
         }
-        const bool may_plan = options_.plan && moved && stats_.steps >= kStepsBeforePlan &&
-                              watch_.load() == Watch::kOn && !closed_.load() && trace.is_whole();
+    }
+    if (give_plan_for_another()) {
+        plan_step(trace, live_peak_bytes, /*moved=*/true);
+    } else if (!has_plan_.load()) {
+        plan_step(trace, live_peak_bytes, moved);
+    }
+}
+
+/// The step that has ended says all that the next plan is to know, so none has to be recorded
+/// without one. True: there is no plan now. False: it stays, or could not go at
+/// once (something of it is in use), and the next step goes without.
+bool Pager::give_plan_for_another() {
+    {
+        MutexLock lock(mutex_);
+        if (plan_ == nullptr || !plan_->replaced || !may_give_way()) {
+            return false;
+        }
+        begin_turn();
+    }
+    const TurnEnd end{*this};
+    return retire_plan();
+}
+
+/// Makes a plan from a step, if there is to be one.
+void Pager::plan_step(const StepTrace& trace, uint64_t live_peak_bytes, bool moved) {
+    std::optional<StreamId> home;
+    {
+        MutexLock lock(mutex_);
+        const bool may_plan = plan_ == nullptr && options_.plan && moved &&
+                              stats_.steps >= kStepsBeforePlan && watch_.load() == Watch::kOn &&
+                              !closed_.load() && trace.is_whole();
         if (!may_plan || trace.uses().empty()) {
             return;
         }
@@ -306,7 +331,8 @@ void Pager::refine_plan(const StepTrace& trace, uint64_t pressed_bytes) {
         std::equal(uses.begin(), uses.end(), last_step_.begin(), last_step_.end(), same);
     last_step_ = uses;
     if (strays && again) {
-        plan_->retiring = true;  // The next step makes the plan for it.
+        plan_->retiring = true;
+        plan_->replaced = true;
         last_plan_.reset();
         arena_limit_.forget();
         return;
@@ -315,7 +341,8 @@ void Pager::refine_plan(const StepTrace& trace, uint64_t pressed_bytes) {
         step_clock_.usual_step(plan_->first_step, kStepsMeasured);
     if (times.has_value()) {
         const ArenaLimit::Trial trial{plan_->arena->size_bytes(), pressed_bytes, times->step_ns};
-        plan_->retiring = arena_limit_.judge(trial, memory_.budget_bytes(), plan_least_bytes());
+        plan_->replaced = arena_limit_.judge(trial, memory_.budget_bytes(), plan_least_bytes());
+        plan_->retiring = plan_->replaced;
     }
 }
 
