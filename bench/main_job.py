@@ -183,8 +183,9 @@ def after_second_step(worker):
 
 
 def fit(options):
-    """All at once under a budget that fits, taking turns: no process ever follows itself, which finds
-    its caches warm, and each is first as often as the others.
+    """All at once under a budget that fits, taking turns.
+
+    No process ever follows itself, and so finds caches warm, and each is first as often.
     """
     stock, control = Worker(options), Worker(options)
     stock.step()
