@@ -24,7 +24,7 @@ _BELIEVED = 3
 
 
 class _Stranger:
-    """An optimizer that is none of torch's: are its writes operators, or may it have kernels unseen?
+    """An optimizer that is none of torch's: does it write by operators, or by kernels unseen?
 
     A kernel that takes bare addresses writes what no operator announces (apex, DeepSpeed): around
     its steps all counts as written, and no plan moves it. One that is written in torch's operators
