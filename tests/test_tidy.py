@@ -1,4 +1,4 @@
-"""What tools/tidy.py skips is what clang-tidy has found clean in this very text, and nothing else."""
+"""What tools/tidy.py skips has been found clean in this very text, and nothing else is skipped."""
 
 import json
 import os
@@ -22,7 +22,7 @@ echo "$file" >>"$LOOKED"
 
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
-    """A function that makes a tree with two files and enters it. One home and fake tools for all."""
+    """Makes a tree with two files and enters it. One home and fake tools for all."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in ("clang-tidy", "clang++", "g++"):
