@@ -11,6 +11,8 @@ import pytest
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "tools"))
 import tidy
 
+pytestmark = pytest.mark.any_torch
+
 # Says what it was asked to look at; what holds the word BAD is not clean.
 FAKE = """#!/bin/sh
 [ "$1" = --version ] && { echo "$(basename "$0") ${VERSION:-14}"; exit; }

@@ -102,7 +102,11 @@ def test_cpp_extension_that_works_on_bare_pointers(tmp_path, device):
     built = ROOT / "build" / f"kernels-{torch.__version__}"
     built.mkdir(parents=True, exist_ok=True)
     # As setup.py does it, so that it is compiled once for all clones.
-    cached = {"CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1", "TORCH_NO_COMPILER_WRAPPER": "1"}
+    cached = {
+        "CCACHE_BASEDIR": str(ROOT),
+        "CCACHE_NOHASHDIR": "1",
+        "TORCH_NO_COMPILER_WRAPPER": "1",
+    }
     if os.access(CCACHE_COMPILER, os.X_OK):
         cached["CXX"] = CCACHE_COMPILER
     run_cell(tmp_path, LAYERS + EXTENSION, device=device, BUILT=str(built), **cached)
