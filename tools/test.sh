@@ -9,6 +9,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 groups=("pytest" "build-newest pytest-newest" "ecosystem" "core-tsan" "core-asan" "core-debug"
     "lint core-clang")
 lanes=$(($(nproc) + 1))
+# OpenMP's threads, torch's among them, sleep while they wait: spinning takes the others' cores.
+export OMP_WAIT_POLICY=PASSIVE
 table=()
 failed=()
 
