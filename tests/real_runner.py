@@ -111,7 +111,8 @@ def check_status(result: Result, status: int | None = 0) -> None:
 
 def run_both(folder: pathlib.Path, script: str, conf: str, **options) -> Result:
     """Runs `script` plain and under trainstream; both must print the same. Returns the second."""
-    plain = run_real(folder, script, None, **options)
+    # Its start and imports are what trainstream could disturb: the plain one is forked, to be fast.
+    plain = run_real(folder, script, None, **{**options, "fresh": False, "preload": BY_OPTIMIZERS})
     under = run_real(folder, script, conf, **options)
     assert under.stdout == plain.stdout, f"{under.stderr}"
     assert plain.stdout, "a script that prints nothing compares nothing"
