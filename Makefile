@@ -65,10 +65,10 @@ ifdef TRAINSTREAM_PYTHON
 else
 build-newest:  ## Builds the extension for the newest torch, in a copy of the tree
 	@tools/build.sh newest >/dev/null
-pytest-newest:  ## The tests that need no GPU on the newest torch
+pytest-newest:  ## The tests that need no GPU on the newest torch, but those marked any_torch
 	@tree=$$(tools/build.sh newest); python=$$(tools/setup.sh python newest); cd "$$tree"; \
-	    PYTHONPATH="$$tree" "$$python" -m pytest -m "not gpu" \
-	        --ignore=tests/ecosystem --ignore=tests/test_cli.py --ignore=tests/test_planner.py $(PYTEST_ARGS)
+	    PYTHONPATH="$$tree" "$$python" -m pytest -m "not gpu and not any_torch" \
+	        --ignore=tests/ecosystem $(PYTEST_ARGS)
 endif
 
 # Random walks read TRAINSTREAM_SOAK and run their long form.

@@ -608,7 +608,7 @@ if _C is not None:
     assert stats()["spilled_bytes"] > 2 << 20, stats()
 """
     )
-    run_both(tmp_path, script, f"{ROOMY},min_storage:64KiB")
+    run_both(tmp_path, script, f"{ROOMY},min_storage:64KiB", preload=())
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from script_runner import ROOT, make_site, plain_environment
 
 from trainstream.cli import bench, console, estimate, main, model_shape, run
 
+pytestmark = pytest.mark.any_torch
+
 SHOW = "import os, sys\nprint(os.environ.get('PYTORCH_TRAINSTREAM_CONF'), sys.argv[1:])\n"
 
 

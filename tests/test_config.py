@@ -5,6 +5,8 @@ import pytest
 from trainstream import config, errors
 from trainstream.config import Amount, Config
 
+pytestmark = pytest.mark.any_torch
+
 
 @pytest.mark.parametrize(
     ("text", "size_bytes"),

@@ -5,6 +5,8 @@ import importlib.util
 import pytest
 from script_runner import ROOT
 
+pytestmark = pytest.mark.any_torch
+
 LOSSES, WEIGHTS = ["0x1.0p+0", "0x1.8p-1"], "ab" * 32
 
 

@@ -6,6 +6,8 @@ import re
 import pytest
 from script_runner import ROOT
 
+pytestmark = pytest.mark.any_torch
+
 
 def messages() -> dict[str, list[str]]:
     """For each function of trainstream/errors.py, the literal parts of its message."""

@@ -1,6 +1,7 @@
 """The uses that no operator announces: each is announced once, the right way, and still works."""
 
 import pytest
+from real_runner import BY_OPTIMIZERS
 from script_runner import has_real_extension, run_script
 
 ON = {"PYTORCH_TRAINSTREAM": "1", "PYTORCH_TRAINSTREAM_CONF": "device:sim"}
@@ -193,7 +194,7 @@ def test_compiled_functions_work_without_new_breaks_or_warnings(tmp_path):
     """Goal: torch.compile sees the methods that it knows. Method: the same script plain and on;
     warnings are errors, and `fullgraph` allows no break."""
     pytest.importorskip("numpy")
-    plain = run_script(tmp_path, COMPILED, PYTORCH_TRAINSTREAM="0")
+    plain = run_script(tmp_path, COMPILED, preload=BY_OPTIMIZERS, PYTORCH_TRAINSTREAM="0")
     switched_on = run_script(tmp_path, COMPILED, **ON)
     assert plain.status == 0, plain.stderr
     assert switched_on.status == 0, switched_on.stderr

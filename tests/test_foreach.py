@@ -274,4 +274,4 @@ def test_compiled_step_is_traced_as_without_us(tmp_path):
     print(digest_all(params), counters["graph_break"], counters["stats"]["unique_graphs"])
     assert Counts.calls == 0
     """
-    run_both(tmp_path, SETUP + dedent(script), SMALL)
+    run_both(tmp_path, SETUP + dedent(script), SMALL, preload=())

@@ -14,6 +14,8 @@ from script_runner import FAKE, make_site, plain_environment, run_script
 import trainstream
 from trainstream import hardware
 
+pytestmark = pytest.mark.any_torch
+
 ON = {"PYTORCH_TRAINSTREAM": "1", "PYTORCH_TRAINSTREAM_CONF": "device:sim,log:off"}
 RATES = {"to_device": 5e10, "to_host": 4e10}
 PAIRS = ("alone", "both", "beside_cores", "everything", "copies_64_kib", "copies_1_mib")

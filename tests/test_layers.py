@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.any_torch
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CHECK = ROOT / "tools" / "check_layers.py"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import operator_cases
 import pytest
-from real_runner import needs_extension, on_gpu
+from real_runner import BY_OPTIMIZERS, needs_extension, on_gpu
 from script_runner import run_script
 
 pytestmark = needs_extension
@@ -60,7 +60,9 @@ def run_cases(folder, device: str, protocol: str, conf: str | None, names: list[
     if conf is not None:
         variables |= {"PYTORCH_TRAINSTREAM": "1", "PYTORCH_TRAINSTREAM_CONF": conf}
     while names:
-        result = run_script(folder, SCRIPT, fake=False, CASES=",".join(names), **variables)
+        result = run_script(
+            folder, SCRIPT, fake=False, preload=BY_OPTIMIZERS, CASES=",".join(names), **variables
+        )
         name = None
         for line in result.stdout.splitlines():
             word, name, *rest = line.split()

@@ -5,8 +5,10 @@ from real_runner import needs_extension, on_gpu, run_both, run_real
 
 pytestmark = needs_extension
 
-# Weights and gradients of 1 MiB each, more than the budget holds; biases that nobody manages. Once
-# updates may be left pending none begins before step() has returned, and then each is slow.
+# Weights and gradients of 1 MiB each, more than the budget holds; biases that nobody manages. No
+# update begins before backward has ended, so that all gradients are there at once, whatever the
+# threads' turns; once updates may be left pending none begins before step() has returned. Each is
+# slow.
 MODEL = """
 import threading, time
 from torch import nn
@@ -36,9 +38,11 @@ def pending(optimizer):
 def step(optimizer, model=layers, to_none=True):
     global left_pending
     loss = model(batch).pow(2).mean()
-    if _C is not None and _C.may_leave_pending(batch):
+    if _C is not None:
         gate.clear()
     loss.backward()
+    if _C is not None and not _C.may_leave_pending(batch):
+        gate.set()
     optimizer.step()
     left_pending += pending(optimizer)
     gate.set()

@@ -10,7 +10,7 @@ from real_runner import needs_extension, run_real
 import trainstream
 from trainstream import Budget, BudgetError, MemoryPlanner
 
-pytestmark = needs_extension
+pytestmark = [needs_extension, pytest.mark.any_torch]
 
 GIB = 2**30
 BLOCK = 0.55 * GIB

@@ -404,7 +404,7 @@ for backend in ("eager", "aot_eager"):
 """
     )
     conf = SMALL[device] + ",verify:1"
-    result = run_both(tmp_path, script, conf, device=device, seconds=100)
+    result = run_both(tmp_path, script, conf, device=device, seconds=100, preload=())
     assert "verify" not in result.stderr
 
 

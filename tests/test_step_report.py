@@ -8,6 +8,8 @@ from real_runner import DEVICES, needs_extension, run_real
 import trainstream
 from trainstream import bound
 
+pytestmark = pytest.mark.any_torch
+
 RATES = {
     "alone": {"to_device": 50.0, "to_host": 50.0},
     "both": {"to_device": 40.0, "to_host": 40.0},

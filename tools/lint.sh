@@ -29,13 +29,7 @@ format() {
 
 # The commands are clang's own: it does not know all of gcc's warnings.
 tidy() {
-    cmake --preset clang >/dev/null || return 1
-    local output status=0
-    output=$(run-clang-tidy -quiet -p build/core-clang -j "$(nproc)" \
-        "^$root/csrc/(base|device|pager|optim)/" 2>&1) || status=1
-    sed -E 's/\x1b\[[0-9;]*m//g' <<<"$output" |
-        grep -v -E '^[0-9]+ warnings? generated|^clang-tidy.* -p='
-    return $status
+    cmake --preset clang >/dev/null && "$python" tools/tidy.py build/core-clang
 }
 
 check clang-format format

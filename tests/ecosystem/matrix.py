@@ -19,7 +19,7 @@ import textwrap
 from dataclasses import dataclass
 
 import pytest
-from real_runner import exit_numbers, needs_extension, run_real
+from real_runner import BY_OPTIMIZERS, exit_numbers, needs_extension, run_real
 from script_runner import Result
 
 LONG = os.environ.get("TRAINSTREAM_ECOSYSTEM") == "long"
@@ -75,7 +75,7 @@ def run_cell(
     *,
     device: str,
     share: float = 0.45,
-    preload: tuple[str, ...] = (),
+    preload: tuple[str, ...] = BY_OPTIMIZERS,
     moves: bool = True,
     keys: str = "",
     processes: int = 1,

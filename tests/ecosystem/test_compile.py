@@ -64,7 +64,7 @@ def run(tmp_path, script, device, **options):
     compiler = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
     compiler["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     # Compiled code keeps what it works on for a whole forward pass: half of the peak.
-    options = {"share": 0.5, "preload": ("torch._dynamo",), **options}
+    options = {"share": 0.5, **options}
     return run_cell(tmp_path, MODEL + script, device=device, **options, **compiler)
 
 

@@ -25,8 +25,8 @@ using testing::OptimState;
 using testing::vector_instruction_sets;
 
 constexpr uint64_t kSeed = 20261;
-// Of every remainder modulo 8 and 16 lanes, around a tile's end, and many tiles with a rest.
-const std::vector<size_t> kCounts = {0, 1, 7, 8, 9, 15, 16, 17, 31, 2047, 2048, 2049, 100003};
+// Of every remainder modulo 8 and 16 lanes, around a tile's end, and some tiles with a rest.
+const std::vector<size_t> kCounts = {0, 1, 7, 8, 9, 15, 16, 17, 31, 2047, 2048, 2049, 10003};
 
 void run_steps(InstructionSet set, OptimState& state, int steps = 2,
                AdamW::Hyperparameters hyper = {}) {
@@ -77,10 +77,11 @@ TEST(UpdateTest, InstructionSetsAgreeBitForBit) {
     for (const Formats formats : all_formats()) {
         for (const size_t count : kCounts) {
             const size_t offset = count % 3;
-            OptimState expected(formats, count, kSeed, offset);
+            const OptimState before(formats, count, kSeed, offset);
+            OptimState expected = before;
             run_steps(InstructionSet::kScalar, expected);
             for (const InstructionSet set : vector_instruction_sets()) {
-                OptimState state(formats, count, kSeed, offset);
+                OptimState state = before;
                 run_steps(set, state);
                 EXPECT_TRUE(state == expected)
                     << name_of(set) << ", " << name_of(formats) << ", count " << count;
@@ -121,10 +122,11 @@ TEST(UpdateTest, SplitsAgreeBitForBit) {
     const auto scalars = AdamW::scalars({}, 5, 1.0);
     const RoundingKey key = rounding_key(7, 8, 9);
     for (const Formats formats : all_formats()) {
-        OptimState expected(formats, 20 * kTile + 77, kSeed);
+        const OptimState before(formats, 8 * kTile + 77, kSeed);
+        OptimState expected = before;
         update(InstructionSet::kScalar, formats, expected.slice(), scalars, key);
         for (int round = 0; round < 6; ++round) {
-            OptimState state(formats, expected.count, kSeed);
+            OptimState state = before;
             size_t end = tile_count(state.count);
             for (int piece = 0; end > 0; ++piece) {
                 const bool last = piece >= round;
