@@ -42,6 +42,8 @@ public:
     /// The size of the extent that ends exactly at `end`; 0 when there is none.
     size_t bytes_ending_at(uintptr_t end) const;
 
+    /// The size of each extent under its begin.
+    const std::map<uintptr_t, size_t>& by_address() const { return by_address_; }
     size_t free_bytes() const { return free_bytes_; }
     size_t largest_bytes() const { return by_size_.empty() ? 0 : by_size_.rbegin()->first; }
     size_t count() const { return by_address_.size(); }

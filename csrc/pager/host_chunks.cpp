@@ -1,6 +1,6 @@
 #include "pager/host_chunks.h"
 
-#include <deque>
+#include <algorithm>
 #include <iterator>
 
 #include "base/assert.h"
@@ -35,39 +35,70 @@ void HostChunks::give(uintptr_t begin, size_t size_bytes) {
     (chunk.locked ? locked_free_ : pageable_free_).insert(begin, size_bytes);
 }
 
-std::vector<HostChunk> HostChunks::remove_free_run(size_t size_bytes) {
-    std::vector<HostChunk> best;
-    size_t best_bytes = SIZE_MAX;
-    std::deque<HostChunk> run;  // Neighbours, all free; no shorter run with this end is enough.
-    size_t run_bytes = 0;
+std::optional<HostRun> HostChunks::run_in_chunk(size_t size_bytes,
+                                                const std::vector<HostPart>& offers) const {
+    return best_run(parts_with(offers), size_bytes);
+}
+
+std::optional<HostRun> HostChunks::run_of_chunks(size_t size_bytes,
+                                                 const std::vector<HostPart>& offers) const {
+    const std::vector<HostPart> parts = parts_with(offers);
+    std::vector<HostPart> whole;
+    auto part = parts.begin();
     for (const auto& [begin, chunk] : chunks_) {
-        if (!is_all_free(chunk)) {
-            run.clear();
-            run_bytes = 0;
-            continue;
+        const uintptr_t end = begin + chunk.size_bytes;
+        HostPart all{begin, 0};
+        for (; part != parts.end() && part->begin < end; ++part) {
+            all.size_bytes += part->size_bytes;
+            all.heat = std::min(all.heat, part->heat);
         }
-        if (!run.empty() && run.back().begin + run.back().size_bytes != begin) {
-            run.clear();
-            run_bytes = 0;
-        }
-        run.push_back(chunk);
-        run_bytes += chunk.size_bytes;
-        while (run_bytes - run.front().size_bytes >= size_bytes) {
-            run_bytes -= run.front().size_bytes;
-            run.pop_front();
-        }
-        if (run_bytes >= size_bytes && run_bytes < best_bytes) {
-            best.assign(run.begin(), run.end());
-            best_bytes = run_bytes;
+        if (chunk.locked && all.size_bytes == chunk.size_bytes) {
+            whole.push_back(all);
         }
     }
-    for (const HostChunk& chunk : best) {
+    return best_run(whole, size_bytes);
+}
+
+/// What is free or offered, by rising address.
+std::vector<HostPart> HostChunks::parts_with(const std::vector<HostPart>& offers) const {
+    std::vector<HostPart> parts = offers;
+    for (const FreeExtents* free : {&locked_free_, &pageable_free_}) {
+        for (const auto& [begin, size_bytes] : free->by_address()) {
+            parts.push_back({begin, size_bytes});
+        }
+    }
+    std::sort(parts.begin(), parts.end(),
+              [](const HostPart& a, const HostPart& b) { return a.begin < b.begin; });
+    for (HostPart& part : parts) {
+        part.after_border = is_border(part.begin);
+    }
+    return parts;
+}
+
+/// Free bytes on both sides never are one extent.
+bool HostChunks::is_border(uintptr_t address) const {
+    const auto next = chunks_.upper_bound(address);
+    if (next == chunks_.begin() || std::prev(next)->first != address) {
+        return false;
+    }
+    const auto chunk = std::prev(next);
+    return chunk->second.locked || chunk == chunks_.begin() || std::prev(chunk)->second.locked;
+}
+
+std::vector<HostChunk> HostChunks::remove_free_run(size_t size_bytes) {
+    const std::optional<HostRun> run = run_of_chunks(size_bytes, {});
+    if (!run.has_value()) {
+        return {};
+    }
+    std::vector<HostChunk> removed;
+    for (auto next = chunks_.find(run->begin); next != chunks_.end() && run->has(next->first);) {
+        const HostChunk& chunk = removed.emplace_back(next->second);
         locked_free_.remove(chunk.begin, chunk.size_bytes);
         locked_free_.remove_border(chunk.begin);
         locked_bytes_ -= chunk.size_bytes;
-        chunks_.erase(chunk.begin);
+        next = chunks_.erase(next);
     }
-    return best;
+    return removed;
 }
 
 size_t HostChunks::free_run_bytes_ending_at(uintptr_t end) const {

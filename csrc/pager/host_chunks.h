@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/free_extents.h"
+#include "pager/host_runs.h"
 
 namespace trainstream {
 
@@ -41,6 +42,13 @@ public:
     std::optional<HostExtent> take(size_t size_bytes);
     void give(uintptr_t begin, size_t size_bytes);
 
+    /// What would be one free extent of `size_bytes` if the copies in it were given up.
+    std::optional<HostRun> run_in_chunk(size_t size_bytes,
+                                        const std::vector<HostPart>& offers) const;
+    /// What would be locked chunks, all free and side by side, of `size_bytes`.
+    std::optional<HostRun> run_of_chunks(size_t size_bytes,
+                                         const std::vector<HostPart>& offers) const;
+
     /// Removes the smallest run of neighbouring locked chunks that are all free and have
     /// `size_bytes` together. Empty: there is none.
     std::vector<HostChunk> remove_free_run(size_t size_bytes);
@@ -55,6 +63,8 @@ public:
 
 private:
     bool is_all_free(const HostChunk& chunk) const;
+    bool is_border(uintptr_t address) const;
+    std::vector<HostPart> parts_with(const std::vector<HostPart>& offers) const;
 
     std::map<uintptr_t, HostChunk> chunks_;
     FreeExtents locked_free_;

@@ -86,6 +86,8 @@ public:
 
     std::optional<HostBlock> allocate(size_t size_bytes, Growth growth);
     void free(const HostBlock& block, std::vector<Event> after) noexcept;
+    std::optional<HostRun> run_with(size_t size_bytes, const std::vector<HostOffer>& offers,
+                                    Growth growth) const;
     HostPoolStats stats() const;
     bool forked() const;
 
@@ -105,9 +107,9 @@ private:
     uint64_t ahead_bytes() const TS_REQUIRES(mutex_) { return committed_end_ - chunks_end_; }
     bool is_in_excess(size_t more_bytes) const TS_REQUIRES(mutex_);
 
-    bool make_room(size_t extent_bytes) TS_REQUIRES(mutex_);
+    bool make_room(size_t extent_bytes, Growth growth) TS_REQUIRES(mutex_);
     bool lengthen_tail(size_t extent_bytes) TS_REQUIRES(mutex_);
-    bool make_chunk(size_t size_bytes) TS_REQUIRES(mutex_);
+    bool make_chunk(size_t size_bytes, Growth growth) TS_REQUIRES(mutex_);
     bool join_free_chunks(size_t size_bytes) TS_REQUIRES(mutex_);
     std::optional<size_t> growth_for(size_t missing_bytes) const TS_REQUIRES(mutex_);
     size_t growth_for_headroom() const TS_REQUIRES(mutex_);
@@ -169,7 +171,7 @@ std::optional<HostBlock> HostPool::Impl::allocate(size_t size_bytes, Growth grow
     system_is_full_ = false;
     for (;;) {
         if (const std::optional<HostBlock> block = take(size_bytes)) {
-            if (growth == Growth::kAllowed) {
+            if (growth == Growth::kAllowed || growth == Growth::kAhead) {
                 ask_for_headroom();
             }
             return block;
@@ -184,10 +186,33 @@ std::optional<HostBlock> HostPool::Impl::allocate(size_t size_bytes, Growth grow
             changed_.wait(mutex_);
             continue;
         }
-        if (!make_room(extent_bytes(size_bytes)) && !wait_for_oldest_pending()) {
+        if (growth == Growth::kJoin) {
+            // Once locks are refused, what is joined would be pageable.
+            if (lock_refused_ || !join_free_chunks(extent_bytes(size_bytes))) {
+                return std::nullopt;
+            }
+            continue;
+        }
+        if (!make_room(extent_bytes(size_bytes), growth) && !wait_for_oldest_pending()) {
             return std::nullopt;
         }
     }
+}
+
+std::optional<HostRun> HostPool::Impl::run_with(size_t size_bytes,
+                                                const std::vector<HostOffer>& offers,
+                                                Growth growth) const {
+    std::vector<HostPart> parts;
+    parts.reserve(offers.size());
+    for (const HostOffer& offer : offers) {
+        parts.push_back({reinterpret_cast<uintptr_t>(offer.block.address),
+                         extent_bytes(offer.block.size_bytes), offer.heat});
+    }
+    const MutexLock lock(mutex_);
+    if (growth == Growth::kForbidden) {
+        return chunks_.run_in_chunk(extent_bytes(size_bytes), parts);
+    }
+    return lock_refused_ ? std::nullopt : chunks_.run_of_chunks(extent_bytes(size_bytes), parts);
 }
 
 std::optional<HostBlock> HostPool::Impl::take(size_t size_bytes) {
@@ -257,21 +282,22 @@ bool HostPool::Impl::wait_for_oldest_pending() {
 }
 
 /// One step towards a free extent of `extent_bytes`. False: there is none left to take.
-bool HostPool::Impl::make_room(size_t extent_bytes) {
+bool HostPool::Impl::make_room(size_t extent_bytes, Growth growth) {
     const size_t tail_bytes = lock_refused_ ? chunks_.pageable_tail_bytes(chunks_end_) : 0;
     TS_ASSERT_LT(tail_bytes, extent_bytes);
     const size_t chunk_bytes = align_up(extent_bytes - tail_bytes, page_bytes());
     if (is_in_excess(chunk_bytes) && join_free_chunks(extent_bytes)) {
         return true;
     }
-    return make_chunk(chunk_bytes) || join_free_chunks(extent_bytes) || lengthen_tail(extent_bytes);
+    return make_chunk(chunk_bytes, growth) || join_free_chunks(extent_bytes) ||
+           lengthen_tail(extent_bytes);
 }
 
 /// The limit is reached: adds just enough to the free chunks at the end to be joined with them.
 bool HostPool::Impl::lengthen_tail(size_t extent_bytes) {
     const size_t tail_bytes = chunks_.free_run_bytes_ending_at(chunks_end_);
     return tail_bytes > 0 && tail_bytes < extent_bytes &&
-           make_chunk(align_up(extent_bytes - tail_bytes, page_bytes()));
+           make_chunk(align_up(extent_bytes - tail_bytes, page_bytes()), Growth::kAllowed);
 }
 
 /// Whether `more_bytes` would make locked memory exceed what was ever held by too much: then free
@@ -284,15 +310,16 @@ bool HostPool::Impl::is_in_excess(size_t more_bytes) const {
 }
 
 /// Cuts a chunk from what lies ahead, which grows first when it is too short. False: it cannot.
-bool HostPool::Impl::make_chunk(size_t size_bytes) {
+bool HostPool::Impl::make_chunk(size_t size_bytes, Growth growth) {
     if (ahead_bytes() < size_bytes) {
         const std::optional<size_t> growth_bytes = growth_for(size_bytes - ahead_bytes());
         return growth_bytes && grow(*growth_bytes);  // The caller's next round cuts.
     }
     const uintptr_t begin = chunks_end_;
+    const size_t chunk_bytes = growth == Growth::kAhead ? ahead_bytes() : size_bytes;
     changing_ = true;
-    add_chunk(begin, size_bytes);
-    chunks_end_ = begin + size_bytes;
+    add_chunk(begin, chunk_bytes);
+    chunks_end_ = begin + chunk_bytes;
     return true;
 }
 
@@ -448,6 +475,11 @@ std::optional<HostBlock> HostPool::allocate(size_t size_bytes, Growth growth) {
 
 void HostPool::free(const HostBlock& block, std::vector<Event> after) noexcept {
     impl_->free(block, std::move(after));
+}
+
+std::optional<HostRun> HostPool::run_with(size_t size_bytes, const std::vector<HostOffer>& offers,
+                                          Growth growth) const {
+    return impl_->run_with(size_bytes, offers, growth);
 }
 
 HostPoolStats HostPool::stats() const { return impl_->stats(); }

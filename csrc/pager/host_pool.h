@@ -1,11 +1,11 @@
 // csrc/pager/host_pool.h: page-locked host memory for storages that left the device.
 //
 // One reserved range of addresses. Its low end is cut into chunks, each page-locked as one and just
-// as large as the block it was made for, so that locked bytes stay close to asked bytes. Behind
-// them lies memory that is touched but not locked yet: touching is the slow half (4 GB/s a thread,
-// locking 40), so it is done ahead of need, by many threads. Best fit with coalescing inside a
-// chunk; a block never spans two, since no copy may (device.h). Apart from the pager, so that it is
-// tested alone.
+// as large as the block it was made for, so that locked bytes stay close to asked bytes; larger for
+// callers whose sizes vary (Growth). Behind them lies memory that is touched but not locked yet:
+// touching is the slow half (4 GB/s a thread, locking 40), so it is done ahead of need, by many
+// threads. Best fit with coalescing inside a chunk; a block never spans two, since no copy may
+// (device.h). Apart from the pager, so that it is tested alone.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "device/device.h"
+#include "pager/host_runs.h"
 
 namespace trainstream {
 
@@ -26,6 +27,12 @@ struct HostBlock {
     bool page_locked = false;
 
     explicit operator bool() const { return address != nullptr; }
+};
+
+/// A block with a copy that its holder would give up.
+struct HostOffer {
+    HostBlock block;
+    uint64_t heat = 0;  // Of the storage that it is a copy of: the hotter, the sooner given up.
 };
 
 struct HostPoolOptions {
@@ -56,19 +63,29 @@ uint64_t available_host_bytes();
 ///        by the background thread.
 class HostPool {
 public:
-    enum class Growth : uint8_t { kAllowed, kForbidden };
+    enum class Growth : uint8_t {
+        kAllowed,    // By just what is asked for.
+        kAhead,      // Likewise, and what is touched already is locked with it, as one.
+        kJoin,       // Nothing is committed; free neighbours may be locked as one.
+        kForbidden,  // Only from what is free now: nothing is committed, locked or awaited.
+    };
 
     HostPool(Device& device, const HostPoolOptions& options);
     ~HostPool();
     HostPool(const HostPool&) = delete;
     HostPool& operator=(const HostPool&) = delete;
 
-    /// A block of exactly `size_bytes`, aligned to kBlockAlignment. Nothing: the limit is reached
-    /// or the system has no memory; blocks whose events are done are taken back first.
-    /// With growth forbidden: only from what is free now; nothing is committed, locked or awaited.
+    /// A block of exactly `size_bytes`, aligned to kBlockAlignment. Nothing: `growth` makes no
+    /// room, the limit is reached or the system has no memory. Blocks whose events are done are
+    /// taken back first.
     std::optional<HostBlock> allocate(size_t size_bytes, Growth growth = Growth::kAllowed);
     /// Takes the block back; it is reused only once every event of `after` is done.
     void free(const HostBlock& block, std::vector<Event> after) noexcept;
+
+    /// Where those blocks of `offers` begin that are to be freed, so that allocate(size_bytes,
+    /// growth) finds room with kJoin or kForbidden. Nothing: all of them would not do.
+    std::optional<HostRun> run_with(size_t size_bytes, const std::vector<HostOffer>& offers,
+                                    Growth growth) const;
 
     HostPoolStats stats() const;
 

@@ -291,8 +291,9 @@ private:
     bool evict_each(const std::vector<StoragePtr>& storages);
     bool leave(const StoragePtr& storage, void* owner);
     std::optional<HostBlock> host_block_for(size_t size_bytes);
-    HostPool::Growth may_grow_host() const;
-    bool give_up_host_copy(size_t size_bytes);
+    std::optional<HostBlock> host_block_of_old(size_t size_bytes);
+    bool may_grow_host() const;
+    bool give_up_host_copies(size_t size_bytes, HostPool::Growth growth);
     void reserve_spares();
     void drop_host_copies() TS_REQUIRES(mutex_);
     void check_host_copy(const StoragePtr& storage);

@@ -238,13 +238,18 @@ bool Pager::leave(const StoragePtr& storage, void* owner) {
     return finish_evict(storage, owner, *host, done, {done});
 }
 
+/// Making page-locked memory takes a millisecond for each 16 MiB, so it belongs to the first steps.
+/// What is too little later is so because sizes vary: one larger range serves more of them.
 std::optional<HostBlock> Pager::host_block_for(size_t size_bytes) {
+    const bool grows_freely = may_grow_host();
+    const HostPool::Growth growth =
+        grows_freely ? HostPool::Growth::kAllowed : HostPool::Growth::kAhead;
     std::optional<HostBlock> host;
-    do {
-        host = host_.allocate(size_bytes, may_grow_host());
-    } while (!host.has_value() && give_up_host_copy(size_bytes));
+    if (!grows_freely) {
+        host = host_block_of_old(size_bytes);
+    }
     if (!host.has_value()) {
-        host = host_.allocate(size_bytes);
+        host = host_.allocate(size_bytes, growth);
     }
     if (!host.has_value()) {
         {
@@ -252,16 +257,27 @@ std::optional<HostBlock> Pager::host_block_for(size_t size_bytes) {
             drop_host_copies();
         }
         sweep();
-        host = host_.allocate(size_bytes);
+        host = host_.allocate(size_bytes, growth);
     }
     return host;
 }
 
-/// Making page-locked memory takes a millisecond for each 16 MiB, so it belongs to the first steps.
-/// Later a copy that only spares another copy is given up first.
-HostPool::Growth Pager::may_grow_host() const {
+bool Pager::may_grow_host() const {
     MutexLock lock(mutex_);
-    return stats_.steps < kGrowingSteps ? HostPool::Growth::kAllowed : HostPool::Growth::kForbidden;
+    return stats_.steps < kGrowingSteps;
+}
+
+/// From memory that the pool has: copies that only spare another copy are given up first. Then what
+/// other sizes have left behind is joined, though that waits for the device.
+std::optional<HostBlock> Pager::host_block_of_old(size_t size_bytes) {
+    for (const HostPool::Growth growth : {HostPool::Growth::kForbidden, HostPool::Growth::kJoin}) {
+        do {
+            if (const std::optional<HostBlock> host = host_.allocate(size_bytes, growth)) {
+                return host;
+            }
+        } while (give_up_host_copies(size_bytes, growth));
+    }
+    return std::nullopt;
 }
 
 /// Which storages are neighbours, and so leave together, goes on changing for some steps; one may
@@ -283,26 +299,39 @@ void Pager::reserve_spares() {
     memory_.reserve_small_spare();
 }
 
-/// The hottest clean storage whose host copy has `size_bytes` loses it: it will leave last. False:
-/// there is none, or memory may still be locked.
-bool Pager::give_up_host_copy(size_t size_bytes) {
+/// Clean storages lose the host copies that lie where `size_bytes` are to be: the hottest ones, as
+/// they will leave last. False: there are none that would do.
+bool Pager::give_up_host_copies(size_t size_bytes, HostPool::Growth growth) {
+    std::vector<Event> copies;
     {
         MutexLock lock(mutex_);
-        Storage* hottest = nullptr;
+        std::vector<StoragePtr> clean;
+        std::vector<HostOffer> offers;
         for (const auto& [address, block] : map_.blocks()) {
-            const StoragePtr& storage = block.storage;
-            const bool serves = storage->is_clean() && storage->host().size_bytes >= size_bytes;
-            if (serves && (hottest == nullptr || storage->heat(clock_) > hottest->heat(clock_))) {
-                hottest = storage.get();
+            if (block.storage->is_clean()) {
+                clean.push_back(block.storage);
+                offers.push_back({block.storage->host(), block.storage->heat(clock_)});
             }
         }
-        if (stats_.steps < kGrowingSteps || hottest == nullptr) {
+        const std::optional<HostRun> run = host_.run_with(size_bytes, offers, growth);
+        for (const StoragePtr& storage : clean) {
+            const auto address = reinterpret_cast<uintptr_t>(storage->host().address);
+            if (run.has_value() && run->has(address)) {
+                copies.push_back(storage->last_copy());
+                dropped_.emplace_back(storage->give_up_host_block(), copies.back());
+            }
+        }
+        if (copies.empty()) {
             return false;
         }
-        dropped_.emplace_back(hottest->give_up_host_block(), hottest->last_copy());
         swept_.store(false);
     }
     sweep();
+    if (growth == HostPool::Growth::kJoin) {
+        for (const Event& copy : copies) {
+            wait_on_host(copy);  // To join waits for the device too, and needs all of the run.
+        }
+    }
     return true;
 }
 
@@ -346,7 +375,11 @@ void Pager::order_home_after_copies(const Storage& storage) {
 }
 
 void Pager::check_host_copy(const StoragePtr& storage) {
-    const std::optional<HostBlock> twin = host_.allocate(storage->size_bytes());
+    // No copy is given up for it: copies are what is checked.
+    std::optional<HostBlock> twin = host_.allocate(storage->size_bytes(), HostPool::Growth::kJoin);
+    if (!twin.has_value()) {
+        twin = host_.allocate(storage->size_bytes(), HostPool::Growth::kAhead);
+    }
     if (!twin.has_value()) {
         return;
     }

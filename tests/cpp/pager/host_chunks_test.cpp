@@ -77,5 +77,37 @@ TEST(HostChunksTest, SmallestRunThatIsEnoughIsRemoved) {
     EXPECT_EQ(chunks.take(150)->begin, 2000u);
 }
 
+// Goal: what is offered counts as free, in its chunk and between chunks; what is in use does not.
+// Method: of three full chunks the halves are offered one after another.
+TEST(HostChunksTest, OffersMakeRunsInAChunkAndOfChunks) {
+    HostChunks chunks = three_locked_chunks();
+    for (int i = 0; i < 3; ++i) {
+        chunks.take(100);
+    }
+    EXPECT_FALSE(chunks.run_in_chunk(60, {{1050, 50, 1}}).has_value());
+    chunks.give(1000, 50);
+    EXPECT_EQ(chunks.run_in_chunk(60, {{1050, 50, 1}})->begin, 1000u);
+    EXPECT_FALSE(chunks.run_in_chunk(150, {{1050, 50, 1}, {1100, 100, 2}}).has_value());
+    EXPECT_FALSE(chunks.run_of_chunks(150, {{1050, 50, 1}, {1100, 50, 2}}).has_value());
+
+    const auto run = chunks.run_of_chunks(150, {{1050, 50, 1}, {1100, 50, 2}, {1150, 50, 3}});
+
+    ASSERT_TRUE(run.has_value());
+    EXPECT_EQ(run->begin, 1000u);
+    EXPECT_EQ(run->size_bytes, 200u);
+}
+
+// Goal: of the runs that would do, the one that leaves last is given up. Method: two, of which the
+// hotter is larger and has one cold part more beside it than it needs.
+TEST(HostChunksTest, RunWhoseColdestCopyIsHottestIsGivenUp) {
+    HostChunks chunks = three_locked_chunks();
+    for (int i = 0; i < 3; ++i) {
+        chunks.take(100);
+    }
+    const std::vector<HostPart> offers{{1000, 40, 5}, {1140, 50, 9}, {1190, 10, 1}};
+    EXPECT_EQ(chunks.run_in_chunk(40, offers)->begin, 1140u);
+    EXPECT_EQ(chunks.run_in_chunk(40, offers)->size_bytes, 50u);
+}
+
 }  // namespace
 }  // namespace trainstream

@@ -306,6 +306,41 @@ TEST(HostPoolTest, ForbiddenGrowthTakesOnlyWhatIsFree) {
     EXPECT_FALSE(pool.allocate(1, HostPool::Growth::kForbidden).has_value());
 }
 
+// Goal: free neighbours are joined on demand, though nothing is at its limit, and nothing is added.
+// Method: two small blocks, freed one after the other; a larger one is asked for each time.
+TEST(HostPoolTest, JoinTakesFreeNeighboursAndAddsNothing) {
+    SimDevice device;
+    HostPool pool(device, foreground(64 * kMiB));
+    const HostBlock low = must(pool.allocate(2 * kMiB));
+    const HostBlock high = must(pool.allocate(2 * kMiB));
+    pool.free(low, {});
+    EXPECT_FALSE(pool.allocate(3 * kMiB, HostPool::Growth::kJoin).has_value());
+    EXPECT_FALSE(pool.run_with(3 * kMiB, {{high, 1}}, HostPool::Growth::kForbidden).has_value());
+    EXPECT_TRUE(pool.run_with(3 * kMiB, {{high, 1}}, HostPool::Growth::kJoin).has_value());
+    pool.free(high, {});
+
+    EXPECT_EQ(must(pool.allocate(3 * kMiB, HostPool::Growth::kJoin)).address, low.address);
+    EXPECT_EQ(pool.stats().locked_bytes, 4 * kMiB);
+    EXPECT_EQ(pool.stats().joins, 1u);
+}
+
+// Goal: once locks are refused nothing locked is given for pageable memory. Method: two free locked
+// neighbours, then a refusal; the pager is told that its copies are of no use there.
+TEST(HostPoolTest, NothingIsJoinedAfterARefusal) {
+    SimDevice device;
+    device.set_faults({.page_lock_limit_bytes = 4 * kMiB});
+    HostPool pool(device, foreground(64 * kMiB));
+    const HostBlock low = must(pool.allocate(2 * kMiB));
+    const HostBlock high = must(pool.allocate(2 * kMiB));
+    must(pool.allocate(2 * kMiB));
+    pool.free(low, {});
+    EXPECT_FALSE(pool.run_with(3 * kMiB, {{high, 1}}, HostPool::Growth::kJoin).has_value());
+    pool.free(high, {});
+
+    EXPECT_FALSE(pool.allocate(3 * kMiB, HostPool::Growth::kJoin).has_value());
+    EXPECT_EQ(pool.stats().locked_bytes, 4 * kMiB);
+}
+
 // Goal: at the limit a freed block is worth waiting for. Method: another thread finishes its copy.
 TEST(HostPoolTest, AllocateAtTheLimitWaitsForFreedBlocks) {
     SimDevice device;
