@@ -2,6 +2,7 @@
 
 from textwrap import dedent
 
+import pytest
 from real_runner import exit_numbers, needs_extension, run_both, run_real
 
 pytestmark = needs_extension
@@ -224,6 +225,29 @@ def test_step_that_fits_is_one_call_for_each_group(tmp_path):
     assert _C is None or Counts.pieces == Counts.calls == 2 * 4 * 6
     """
     run_both(tmp_path, SETUP + dedent(script), LARGE)
+
+
+@pytest.mark.parametrize("kind", ["fused", "foreach"])
+def test_steps_of_a_run_that_fits_are_whole_until_it_presses(tmp_path, kind):
+    """Pieces of a budget of 256 MiB are 4 MiB, and the lists come to 24 MiB."""
+    script = f"""
+    params = [torch.nn.Parameter(torch.ones(2**17)) for _ in range(12)]
+    optimizer = optim.AdamW(params, {kind}=True)
+
+    def pieces_of_step(step):
+        give_gradients(params, step)
+        calls, pieces = Counts.calls, Counts.pieces
+        optimizer.step()
+        return (Counts.pieces - pieces) / max(1, Counts.calls - calls)
+
+    pieces = [pieces_of_step(step) for step in range(6)]
+    assert _C is None or (pieces[0] > 1 and pieces[-1] == 1 and not stats()["watching"]), pieces
+    large = [torch.full((2**24,), float(i)) for i in range(5)]  # 320 MiB.
+    pieces = pieces_of_step(6)
+    assert _C is None or (pieces > 1 and stats()["watching"]), pieces
+    print(digest_all(params), [t.sum().item() for t in large])
+    """
+    run_both(tmp_path, SETUP + dedent(script), "vram:256MiB,min_storage:1024")
 
 
 def test_parameter_larger_than_a_piece_is_a_piece_alone(tmp_path):

@@ -64,7 +64,7 @@ def install(extension: ModuleType, device: str) -> None:
             function = getattr(module, attribute, None)
             if function is not None and _lists_of(function)[:2] == ["params", "grads"]:
                 device_type = "cpu" if device == "sim" else device
-                setattr(module, attribute, _in_pieces(function, device_type, extension.stats))
+                setattr(module, attribute, _in_pieces(function, device_type, extension))
 
 
 def _lists_of(function: Callable) -> list[str]:
@@ -77,9 +77,10 @@ def _lists_of(function: Callable) -> list[str]:
     return names
 
 
-def _in_pieces(original: Callable, device_type: str, stats: Callable) -> Callable:
+def _in_pieces(original: Callable, device_type: str, extension: ModuleType) -> Callable:
     names = _lists_of(original)
-    fitting = _Fitting()
+    fitting = _Known()
+    quiet = _Quiet(original.__name__, extension)
 
     def in_pieces(*args, **kwargs):
         # The compiler fuses the whole list itself, and must see what it sees without us.
@@ -87,11 +88,13 @@ def _in_pieces(original: Callable, device_type: str, stats: Callable) -> Callabl
             return original(*args, **kwargs)
         Counts.calls += 1
         params = args[0] if len(args) >= len(names) else []
-        if not params or params[0].device.type != device_type or fitting.knows(params):
+        ours = params and params[0].device.type == device_type
+        if not ours or fitting.knows(params) or quiet.has_room_for(params):
             Counts.pieces += 1
             return original(*args, **kwargs)
         lists = dict(zip(names, args, strict=False))
-        pieces = _pieces(original.__name__, lists, kwargs, stats()["budget_bytes"])
+        budget_bytes = extension.stats()["budget_bytes"]
+        pieces = _pieces(original.__name__, lists, kwargs, budget_bytes)
         if pieces is None:
             fitting.remember(params)
         if pieces is None or len(pieces) == 1:
@@ -109,8 +112,40 @@ def _in_pieces(original: Callable, device_type: str, stats: Callable) -> Callabl
     return functools.wraps(original)(in_pieces)
 
 
-class _Fitting:
-    """Lists that were found to fit, by their first parameter and length: a step costs a look-up.
+class _Quiet:
+    """Whether a step may be made as a whole because the run fits and nothing moves.
+
+    Pieces cost a millisecond for each ten of them, in the program and on the device, and a run that
+    fits pays nothing. A fused step takes no memory. A foreach step does, and is made as a whole
+    where three times its parameters have room within nine tenths of the budget beside all that the
+    device held so far; a list with which the run became tight all the same stays in pieces.
+    """
+
+    def __init__(self, function: str, extension: ModuleType):
+        self._is_fused = function.startswith("_fused_")
+        self._extension = extension
+        self._whole, self._tight = _Known(), _Known()
+
+    def has_room_for(self, params: list[torch.Tensor]) -> bool:
+        if self._extension.is_watching():
+            if self._whole.knows(params):
+                self._tight.remember(params)
+            return False
+        if self._is_fused or (self._whole.knows(params) and not self._tight.knows(params)):
+            return True
+        if self._tight.knows(params) or not self._fits(params):
+            return False
+        self._whole.remember(params)
+        return True
+
+    def _fits(self, params: list[torch.Tensor]) -> bool:
+        stats = self._extension.stats()
+        room_bytes = stats["budget_bytes"] * 9 // 10 - stats["resident_peak_bytes"]
+        return 3 * sum(p.nbytes for p in params) <= room_bytes
+
+
+class _Known:
+    """Lists of which something was found, by their first parameter and length: a look-up a step.
 
     A list that is mistaken for another one costs speed at most.
     """

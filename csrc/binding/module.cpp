@@ -89,6 +89,7 @@ py::dict dict_of(const char* device, const PagerStats& stats, const HostPoolStat
     result["steps"] = stats.steps;
     result["arena_bytes"] = stats.arena_bytes;
     result["extra_bytes"] = stats.extra_bytes;
+    result["resident_peak_bytes"] = stats.resident_peak_bytes;
     result["beside_bytes"] = stats.beside_bytes;
     result["planned_bytes"] = stats.planned_bytes;
     result["plans"] = stats.plans;
@@ -383,6 +384,7 @@ PYBIND11_MODULE(_C, module) {
     module.def("pin_storage", &pin_storage);
     module.def("evict_all", &evict_all, NoGil());
     module.def("mark_written", &mark_written, NoGil());
+    module.def("is_watching", &operator_guard::is_watching);
     module.def("watch_writes", &watch_writes, NoGil());
     module.def("are_written", &are_written, NoGil());
     module.def("page", &page, NoGil());

@@ -708,6 +708,7 @@ PagerStats Pager::stats() {
     stats.stall_ns = stall_ns;
     stats.refusals = refusals;
     stats.resident_bytes = map_.bytes();
+    stats.resident_peak_bytes = resident_peak_bytes_;
     if (plan_ != nullptr && plan_->is_laid()) {
         stats.arena_bytes = plan_->arena->size_bytes();
         stats.extra_bytes = plan_->sizes.extra_bytes;

@@ -63,18 +63,19 @@ struct PagerStats {
     uint64_t pinned_storages = 0;  // Pinned for good, now.
     uint64_t rebuilds = 0;         // Times the device's regions were laid out anew.
     uint64_t steps = 0;
-    uint64_t arena_bytes = 0;         // Of device memory, for what the plan loads ahead; now.
-    uint64_t extra_bytes = 0;         // Likewise, for parts of a step; wanted there.
-    uint64_t extra_opened = 0;        // Times that there were such frames.
-    uint64_t beside_bytes = 0;        // Most that the recorded step needed beside what is planned.
-    uint64_t planned_bytes = 0;       // Of the storages that the plan moves.
-    uint64_t plans = 0;               // Made so far.
-    uint64_t loaded_ahead_bytes = 0;  // Copied to the device before anybody waited.
-    uint64_t demanded_bytes = 0;      // Planned, but needed earlier than they came.
-    uint64_t extra_gave_way = 0;      // Times that extra frames left earlier than planned.
-    uint64_t strays = 0;              // Uses that the plan's step does not have.
-    uint64_t refusals = 0;            // Allocations that the map had room for, and the memory not.
-    uint64_t stall_ns = 0;            // Compute waited for copies; in steps that were measured.
+    uint64_t arena_bytes = 0;          // Of device memory, for what the plan loads ahead; now.
+    uint64_t extra_bytes = 0;          // Likewise, for parts of a step; wanted there.
+    uint64_t extra_opened = 0;         // Times that there were such frames.
+    uint64_t resident_peak_bytes = 0;  // Most that managed storages had on the device at once.
+    uint64_t beside_bytes = 0;         // Most that the recorded step needed beside what is planned.
+    uint64_t planned_bytes = 0;        // Of the storages that the plan moves.
+    uint64_t plans = 0;                // Made so far.
+    uint64_t loaded_ahead_bytes = 0;   // Copied to the device before anybody waited.
+    uint64_t demanded_bytes = 0;       // Planned, but needed earlier than they came.
+    uint64_t extra_gave_way = 0;       // Times that extra frames left earlier than planned.
+    uint64_t strays = 0;               // Uses that the plan's step does not have.
+    uint64_t refusals = 0;             // Allocations that the map had room for, and the memory not.
+    uint64_t stall_ns = 0;             // Compute waited for copies; in steps that were measured.
 };
 
 /// What was needed of the device since somebody asked last. Bytes.
