@@ -166,8 +166,10 @@ private:
     // --- Operators ---
 
     void operate(const Operation& operation, const Operation* inner) {
-        for (const Argument& argument : operation.arguments) {
-            make_sure(tensors_[argument.tensor], operation.stream);
+        while (!all_live(operation)) {  // For want of memory, making one may free another.
+            for (const Argument& argument : operation.arguments) {
+                make_sure(tensors_[argument.tensor], operation.stream);
+            }
         }
         // While nobody watches nothing moves. With other threads one could not be sure of it.
         const bool announced = !alone_ || world_.port.watchers() > 0;

@@ -12,7 +12,13 @@ namespace trainstream::testing {
 class ManualEvent final : public EventState {
 public:
     bool is_done() const override { return done_.load(std::memory_order_acquire); }
-    void wait() const override { done_.wait(false, std::memory_order_acquire); }
+    void wait() const override {
+        awaited_.store(true, std::memory_order_release);
+        awaited_.notify_all();
+        done_.wait(false, std::memory_order_acquire);
+    }
+    /// Returns once somebody waits for it.
+    void until_awaited() const { awaited_.wait(false, std::memory_order_acquire); }
     void finish() {
         done_.store(true, std::memory_order_release);
         done_.notify_all();
@@ -20,6 +26,7 @@ public:
 
 private:
     std::atomic<bool> done_{false};
+    mutable std::atomic<bool> awaited_{false};
 };
 
 }  // namespace trainstream::testing
