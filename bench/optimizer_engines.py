@@ -2,9 +2,10 @@
 
     python bench/optimizer_engines.py [--parameters 400000000] [--folder bench/results]
 
-Every engine's weights are compared with the host engine's, bit for bit, before they are timed. The
-ceilings are measured in the same run: cores alone (read, change, write), and cores and copies in
-both directions at once, which share host memory. Without a GPU only the host part runs.
+Every engine's weights are compared with the host engine's, bit for bit. What is compared in speed
+takes turns, step by step: hosts are shared, and what they give changes within seconds. The ceilings
+are measured in the same run: cores alone (read, change, write), and cores and copies in both
+directions at once, which share host memory. Without a GPU only the host part runs.
 """
 
 import argparse
@@ -26,6 +27,7 @@ TENSOR_ELEMENTS = 16_000_000
 CORE_BYTES = {"float32": (2 + 2 + 2 + 8) + (2 + 2 + 8) + 4 + 2, "bfloat16": 10 + 8 + 4 + 2}
 KERNEL_BYTES = {"float32": 2 * (2 + 8), "bfloat16": 2 * (2 + 4)}
 CPU_FP32_BYTES = 16 + 12
+ENGINES = ("host", "stream", "hybrid")
 
 
 def make(device, dtype, parameters):
@@ -40,17 +42,26 @@ def make(device, dtype, parameters):
     return params
 
 
-def median_step(optimizer, device, steps):
-    seconds = []
-    for _ in range(steps + 2):
-        if device == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        optimizer.step()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[2:])
+def wait_for(optimizer):
+    """Ours may update on after step() returns."""
+    if isinstance(optimizer, trainstream.optim.AdamW):
+        optimizer.synchronize()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def median_steps(optimizers, steps):
+    """Seconds of a step of each, taking turns; the first two do not count."""
+    seconds = [[] for _ in optimizers]
+    for turn in range(steps + 2):
+        order = list(zip(optimizers, seconds, strict=True))
+        for optimizer, taken in order[turn % len(order) :] + order[: turn % len(order)]:
+            wait_for(optimizer)
+            start = time.perf_counter()
+            optimizer.step()
+            wait_for(optimizer)
+            taken.append(time.perf_counter() - start)
+    return [statistics.median(taken[2:]) for taken in seconds]
 
 
 def core_ceiling(seconds=1.0, until=None):
@@ -104,8 +115,8 @@ def combined_ceiling(seconds=2.0):
 def host_part(rows, parameters, steps):
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     params = make("cpu", torch.float32, parameters)
-    stock = median_step(torch.optim.AdamW(params, fused=True), "cpu", steps)
-    ours = median_step(trainstream.optim.AdamW(params, engine="host"), "cpu", steps)
+    both = torch.optim.AdamW(params, fused=True), trainstream.optim.AdamW(params, engine="host")
+    stock, ours = median_steps(both, steps)
     ceiling = core_ceiling()
     count = sum(p.numel() for p in params)
     rows.add("cpu fp32, torch fused AdamW", stock / count * 1e9, "ns/param")
@@ -126,30 +137,35 @@ def gpu_part(rows, parameters, steps):
     rows.add("copies beside cores", both["copies"] / 1e9, "GB/s")
     rows.add("host memory, cores and copies together", ceiling / 1e9, "GB/s")
     for moments in ("float32", "bfloat16"):
-        times, expected = {}, None
-        for engine in ("host", "stream", "hybrid"):
-            params = make("cuda", torch.bfloat16, parameters)
-            count = sum(p.numel() for p in params)
-            optimizer = trainstream.optim.AdamW(params, engine=engine, moments=moments)
-            times[engine] = median_step(optimizer, "cuda", steps)
-            bits = [p.detach().cpu() for p in params]
-            expected = bits if expected is None else expected
-            equal = all(torch.equal(a, b) for a, b in zip(bits, expected, strict=True))
-            share = optimizer.share[0] / sum(optimizer.share)
-            touched = share * CORE_BYTES[moments] + (1 - share) * KERNEL_BYTES[moments]
-            bound = touched * count / ceiling
-            name = f"cuda bf16, moments {moments}, {engine}"
-            rows.add(name, times[engine] / count * 1e9, "ns/param")
-            rows.add(f"{name}, bits of the host engine", int(equal), "bool")
-            rows.add(f"{name}, host share", share, "ratio")
-            rows.add(f"{name}, bytes touched", touched, "B/param")
-            rows.add(f"{name}, rate", touched * count / times[engine] / 1e9, "GB/s")
-            rows.add(f"{name}, bound by host memory", bound / count * 1e9, "ns/param")
-            rows.add(f"{name}, share of the bound", bound / times[engine], "ratio")
-            del params, optimizer, bits
-            gc.collect()
-        better = min(times["host"], times["stream"])
-        rows.add(f"moments {moments}, hybrid against better", times["hybrid"] / better, "ratio")
+        compare_engines(rows, moments, parameters, steps, ceiling)
+        gc.collect()
+
+
+def compare_engines(rows, moments, parameters, steps, ceiling):
+    """`ceiling`: bytes a second that cores and copies together get from host memory."""
+    params = {engine: make("cuda", torch.bfloat16, parameters) for engine in ENGINES}
+    optimizers = {
+        engine: trainstream.optim.AdamW(params[engine], engine=engine, moments=moments)
+        for engine in ENGINES
+    }
+    times = dict(zip(ENGINES, median_steps(list(optimizers.values()), steps), strict=True))
+    for engine, optimizer in optimizers.items():
+        count = sum(p.numel() for p in params[engine])
+        pairs = zip(params["host"], params[engine], strict=True)
+        equal = all(torch.equal(a, b) for a, b in pairs)
+        share = optimizer.share[0] / sum(optimizer.share)
+        touched = share * CORE_BYTES[moments] + (1 - share) * KERNEL_BYTES[moments]
+        bound = touched * count / ceiling
+        name = f"cuda bf16, moments {moments}, {engine}"
+        rows.add(name, times[engine] / count * 1e9, "ns/param")
+        rows.add(f"{name}, bits of the host engine", int(equal), "bool")
+        rows.add(f"{name}, host share", share, "ratio")
+        rows.add(f"{name}, bytes touched", touched, "B/param")
+        rows.add(f"{name}, rate", touched * count / times[engine] / 1e9, "GB/s")
+        rows.add(f"{name}, bound by host memory", bound / count * 1e9, "ns/param")
+        rows.add(f"{name}, share of the bound", bound / times[engine], "ratio")
+    better = min(times["host"], times["stream"])
+    rows.add(f"moments {moments}, hybrid against better", times["hybrid"] / better, "ratio")
 
 
 class Rows(list):
