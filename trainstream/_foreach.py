@@ -115,10 +115,11 @@ def _in_pieces(original: Callable, device_type: str, extension: ModuleType) -> C
 class _Quiet:
     """Whether a step may be made as a whole because the run fits and nothing moves.
 
-    Pieces cost a millisecond for each ten of them, in the program and on the device, and a run that
-    fits pays nothing. A fused step takes no memory. A foreach step does, and is made as a whole
-    where three times its parameters have room within nine tenths of the budget beside all that the
-    device held so far; a list with which the run became tight all the same stays in pieces.
+    Pieces cost time in the program (290 parameters take 5.0 ms of a core in 49 of them, 1.2 ms as a
+    whole) in which the device may be idle, and a run that fits pays nothing. A fused step
+    takes no memory. A foreach step does, and is made as a whole where three times its parameters
+    have room within nine tenths of the budget beside all that the device held so far; a list with
+    which the run became tight all the same stays in pieces.
     """
 
     def __init__(self, function: str, extension: ModuleType):
