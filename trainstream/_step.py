@@ -1,7 +1,7 @@
 """Around a step of any optimizer: what it may write counts as written, and steps are counted."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 
 import torch
@@ -19,57 +19,28 @@ def stepped_optimizers() -> list[Optimizer]:
     return list(_stepped.values())
 
 
-# Steps in a row in which operators wrote all that an optimizer may write, before it is believed.
-_BELIEVED = 3
-
-
-class _Stranger:
-    """An optimizer that is none of torch's: does it write by operators, or by kernels unseen?
-
-    A kernel that takes bare addresses writes what no operator announces (apex, DeepSpeed): around
-    its steps all counts as written, and no plan moves it. One that is written in torch's operators
-    (Lion, Muon) announces each parameter and each state of its own; once it has for some steps, it
-    is treated as torch's are, and as a stranger again after the first step in which it did not.
-    """
-
-    def __init__(self, extension: ModuleType):
-        self._extension = extension
-        self._announced_steps = 0
-
-    def before(self, optimizer, args=None, kwargs=None) -> None:
-        if self._announced_steps < _BELIEVED:
-            self._extension.mark_written(_tensors_of(optimizer))
-        self._extension.watch_writes()
-
-    def after(self, optimizer) -> None:
-        announced = self._extension.are_written(_written_by(optimizer))
-        self._announced_steps = self._announced_steps + 1 if announced else 0
-        if self._announced_steps < _BELIEVED:
-            self._extension.mark_written(_tensors_of(optimizer))
-
-
 def install(extension: ModuleType, after_step: Callable[[], None] | None = None) -> None:
     """Registers the hook. Called once for each process, when trainstream is switched on.
 
     Args:
         after_step: What else is to be done after each step; it never raises. Default None.
     """
-    # By their optimizers' ids; each lives as long as the hook that it is.
-    strangers: weakref.WeakValueDictionary[int, _Stranger] = weakref.WeakValueDictionary()
+    known: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
+
+    def before(optimizer, args, kwargs) -> None:
+        extension.mark_written(_tensors_of(optimizer))
 
     # A compiled optimizer step would trace into the extension and warn that it cannot.
     @_edges.hidden_from_compiler
     def after(optimizer, args, kwargs) -> None:
         _stepped[id(optimizer)] = optimizer
-        stranger = strangers.get(id(optimizer))
-        if stranger is not None:
-            stranger.after(optimizer)
-        elif _writes_unseen(optimizer):
+        if _writes_unseen(optimizer):
             extension.mark_written(_tensors_of(optimizer))
             # And before its next steps, or what leaves in the middle of one may leave too early.
             # Not for all optimizers: one more hook is one more break in a compiled step.
-            stranger = strangers[id(optimizer)] = _Stranger(extension)
-            optimizer.register_step_pre_hook(stranger.before)
+            if known.get(id(optimizer)) is not optimizer:
+                known[id(optimizer)] = optimizer
+                optimizer.register_step_pre_hook(before)
         extension.step_done()
         if after_step is not None:
             after_step()
@@ -85,27 +56,19 @@ def _writes_unseen(optimizer: Optimizer) -> bool:
     return not type(optimizer).__module__.startswith(("torch.optim.", "trainstream."))
 
 
-def _params_of(optimizer: Optimizer) -> list[torch.Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _states_of(optimizer: Optimizer) -> list[torch.Tensor]:
-    return [
-        value
-        for state in optimizer.state.values()
-        if isinstance(state, dict)
-        for value in state.values()
-        if isinstance(value, torch.Tensor)
-    ]
-
-
-def _written_by(optimizer: Optimizer) -> list[torch.Tensor]:
-    """What each of its steps writes."""
-    return [*(p for p in _params_of(optimizer) if p.requires_grad), *_states_of(optimizer)]
-
-
 def _tensors_of(optimizer: Optimizer) -> list[torch.Tensor]:
-    """All that a step of it may write, or read by its address."""
-    params = _params_of(optimizer)
+    params = [p for group in optimizer.param_groups for p in group["params"]]
     grads = [p.grad for p in params if p.grad is not None]
-    return [*params, *grads, *_states_of(optimizer)]
+    return [*params, *grads, *_tensors_in(optimizer.state)]
+
+
+def _tensors_in(value) -> Iterator[torch.Tensor]:
+    """Of a state, however it is nested."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _tensors_in(each)
+    elif isinstance(value, list | tuple | set):
+        for each in value:
+            yield from _tensors_in(each)

@@ -240,20 +240,6 @@ void for_owners(const std::vector<at::Tensor>& tensors, const Function& function
     }
 }
 
-void watch_writes() {
-    for_each_pager([](Pager& pager) { pager.watch_writes(); });
-}
-
-/// Whether operators wrote all of them since watch_writes(): whatever else did, they had announced
-/// themselves. False where nothing is watched: nobody knows.
-bool are_written(const std::vector<at::Tensor>& tensors) {
-    bool all = operator_guard::is_watching();
-    for_owners(tensors, [&](Pager& pager, const std::vector<void*>& owners) {
-        all = all && pager.are_written(owners);
-    });
-    return all;
-}
-
 /// The storages of `tensors` belong out from now on: see Pager::page.
 void page(const std::vector<at::Tensor>& tensors) {
     for_owners(tensors, [](Pager& pager, const std::vector<void*>& owners) { pager.page(owners); });
@@ -385,8 +371,6 @@ PYBIND11_MODULE(_C, module) {
     module.def("evict_all", &evict_all, NoGil());
     module.def("mark_written", &mark_written, NoGil());
     module.def("is_watching", &operator_guard::is_watching);
-    module.def("watch_writes", &watch_writes, NoGil());
-    module.def("are_written", &are_written, NoGil());
     module.def("page", &page, NoGil());
     module.def("unpage", &unpage, NoGil());
     module.def("set_paged_room", &set_paged_room, NoGil());

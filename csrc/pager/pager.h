@@ -205,10 +205,6 @@ public:
     uint64_t evict_all();
     /// An optimizer's step has ended.
     void step_done();
-    /// From here on it is noted which storages operators were announced to write to.
-    void watch_writes();
-    /// Whether all of these are among them. What is not managed counts as written.
-    bool are_written(const std::vector<void*>& owners);
     /// The script waits for an optimizer's updates in host memory between these.
     void update_began(StreamId stream) { step_clock_.update_began(stream); }
     void update_ended(StreamId stream) { step_clock_.update_ended(stream); }
@@ -462,7 +458,6 @@ private:
 
     StepTrace trace_ TS_GUARDED_BY(mutex_);
     uint64_t operations_ TS_GUARDED_BY(mutex_) = 0;
-    uint64_t writes_watched_from_ TS_GUARDED_BY(mutex_) = 0;  // The first operator that counts.
     uint64_t serials_ TS_GUARDED_BY(mutex_) = 0;
     uint64_t live_bytes_ TS_GUARDED_BY(mutex_) = 0;       // Managed, wherever they are.
     uint64_t live_peak_bytes_ TS_GUARDED_BY(mutex_) = 0;  // In this step.

@@ -39,9 +39,6 @@ void Pager::note_use(Storage& storage, Pins* pins, const Use& use) {
             plan_->schedule->fix(storage.item);
         }
     }
-    if (use.writes && !use.unseen) {
-        storage.written_by = pins->operation;
-    }
     if (use.kind < UseKind::kOnce) {
         return;
     }
@@ -62,19 +59,6 @@ void Pager::note_use(Storage& storage, Pins* pins, const Use& use) {
     if (is_item && plan_->is_laid()) {
         plan_->schedule->begun(storage.item);
     }
-}
-
-void Pager::watch_writes() {
-    MutexLock lock(mutex_);
-    writes_watched_from_ = operations_ + 1;
-}
-
-bool Pager::are_written(const std::vector<void*>& owners) {
-    MutexLock lock(mutex_);
-    return std::all_of(owners.begin(), owners.end(), [&](void* owner) TS_REQUIRES(mutex_) {
-        const StoragePtr storage = settled(owner);
-        return storage == nullptr || storage->written_by >= writes_watched_from_;
-    });
 }
 
 /// In this step or the last one. No stream waits for a load or for what left a frame until an

@@ -152,7 +152,6 @@ public:
     uint64_t born_step = 0;       // Optimizer steps that had ended when it was made.
     uint64_t unseen_step = 0;     // One more had when kernels were last used that nobody announces.
     uint64_t last_operation = 0;  // The last traced operator that used it.
-    uint64_t written_by = 0;      // The last operator that was announced to write to it.
     uint32_t item = kNoItem;      // Its number in the plan.
 
     uint32_t pending_writes = 0;  // That were announced and have not ended.
