@@ -43,7 +43,7 @@ small() {
         --folder "$out" --name main-job-1.26b
 }
 fit() {
-    timeout 300 "$python" bench/main_job.py --shape 1.26b --fit --steps 20 --folder "$out" \
+    timeout 300 "$python" bench/main_job.py --shape 1.26b --fit --steps 60 --folder "$out" \
         --name main-job-fit
 }
 large() {
