@@ -1,8 +1,11 @@
 #include "binding/cuda_adamw_step.h"
 
 #include <array>
+#include <chrono>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include <c10/cuda/CUDAGuard.h>
@@ -12,6 +15,7 @@
 #include "allocator/host_memory.h"
 #include "allocator/pager_registry.h"
 #include "device/cuda_device.h"
+#include "optim/split_trials.h"
 #include "optim/square_sums_cuda.h"
 #include "optim/update.h"
 #include "optim/update_cuda.h"
@@ -64,6 +68,7 @@ struct Staging {
     CudaDevice device;
     HostBlock block;
     std::vector<Event> slot_free;  // UpdatePipeline::slot_free() of the last step.
+    std::map<std::array<optim::NumberFormat, 3>, optim::SplitTrials> trials;  // By formats.
 };
 
 Staging& staging_of(c10::Device device) {
@@ -97,6 +102,114 @@ bool is_cold(c10::Device device, const void* address) {
            residency == Residency::kCold;
 }
 
+/// One run of updates of one step. The caller holds the staging memory's mutex where cores take
+/// part.
+class StepRun {
+public:
+    StepRun(c10::Device device, Staging& staging, StreamId after)
+        : device_(device),
+          staging_(staging),
+          memory_(host_memory_of(device)),
+          after_(after),
+          ready_(staging.device.record(CurrentStream(device).id())) {}
+
+    /// Adds to `share` who did how much. Returns what must be done before all of it is.
+    std::vector<Event> run(std::span<const optim::SliceUpdate> updates, optim::Split split,
+                           optim::PipelineShare* share) {
+        optim::PipelineOptions options = tuning().pipeline;
+        options.use_host = split != optim::Split::kKernel;
+        options.use_kernel = split != optim::Split::kCores;
+        std::optional<SideStreamKernel> kernel;
+        if (options.use_kernel) {
+            kernel.emplace(staging_.device, device_.index(), ready_,
+                           options.use_host ? tuning().beside_cores : tuning().alone);
+        }
+        std::byte* const bytes = options.use_host
+                                     ? staging_bytes_of(staging_, memory_, options.staging_bytes())
+                                     : nullptr;
+        optim::UpdatePipeline pipeline(
+            staging_.device, host_engine(), kernel.has_value() ? &*kernel : nullptr, bytes, options,
+            options.use_host ? std::exchange(staging_.slot_free, {}) : std::vector<Event>());
+        std::vector<Event> finished;
+        const optim::PipelineShare part = pipeline.run(placed(updates), ready_, &finished);
+        share->host += part.host;
+        share->kernel += part.kernel;
+        for (const Event& event : finished) {
+            staging_.device.wait(after_, event);
+        }
+        if (options.use_host) {
+            staging_.slot_free = pipeline.slot_free();
+        }
+        return finished;
+    }
+
+    /// The same from end to end, in nanoseconds.
+    uint64_t time(std::span<const optim::SliceUpdate> updates, optim::Split split,
+                  optim::PipelineShare* share) {
+        if (ready_ != nullptr) {
+            ready_->wait();
+        }
+        const auto start = std::chrono::steady_clock::now();
+        for (const Event& event : run(updates, split, share)) {
+            event->wait();
+        }
+        const auto taken = std::chrono::steady_clock::now() - start;
+        return static_cast<uint64_t>(std::chrono::nanoseconds(taken).count());
+    }
+
+private:
+    std::vector<optim::DeviceUpdate> placed(std::span<const optim::SliceUpdate> updates) const {
+        std::vector<optim::DeviceUpdate> all;
+        all.reserve(updates.size());
+        for (const optim::SliceUpdate& update : updates) {
+            all.push_back({update, is_cold(device_, update.slice.grad),
+                           is_cold(device_, update.slice.weight)});
+        }
+        return all;
+    }
+
+    const c10::Device device_;
+    Staging& staging_;
+    const HostMemory memory_;
+    const StreamId after_;
+    const Event ready_;
+};
+
+size_t elements_of(std::span<const optim::SliceUpdate> updates) {
+    size_t elements = 0;
+    for (const optim::SliceUpdate& update : updates) {
+        elements += update.slice.count;
+    }
+    return elements;
+}
+
+/// The first updates that have so many elements.
+std::span<const optim::SliceUpdate> first_of(std::span<const optim::SliceUpdate> updates,
+                                             size_t elements) {
+    size_t count = 0;
+    for (size_t found = 0; count < updates.size() && found < elements; ++count) {
+        found += updates[count].slice.count;
+    }
+    return updates.first(count);
+}
+
+/// Both at once, or whichever of the two does better alone here.
+void run_hybrid(StepRun& step, Staging& staging, std::span<const optim::SliceUpdate> updates,
+                optim::PipelineShare* share) {
+    while (!updates.empty()) {
+        const optim::Formats& formats = updates.front().formats;
+        optim::SplitTrials& trials = staging.trials[{formats.param, formats.grad, formats.moments}];
+        const optim::SplitTrials::Turn turn = trials.next(elements_of(updates));
+        if (!turn.timed) {
+            step.run(updates, turn.split, share);
+            return;
+        }
+        const auto first = first_of(updates, optim::SplitTrials::kElements);
+        trials.note(turn.split, elements_of(first), step.time(first, turn.split, share));
+        updates = updates.subspan(first.size());
+    }
+}
+
 }  // namespace
 
 void set_cuda_step_tuning(const CudaStepTuning& wanted) { tuning() = wanted; }
@@ -105,42 +218,18 @@ optim::PipelineShare cuda_adamw_step(c10::Device device,
                                      std::span<const optim::SliceUpdate> updates, StepEngine engine,
                                      StreamId after) {
     const c10::cuda::CUDAGuard guard(device);
-    const HostMemory memory = host_memory_of(device);
-    const StreamId current = CurrentStream(device).id();
-    Staging& shared = staging_of(device);
-    optim::PipelineOptions options = tuning().pipeline;
-    options.use_host = engine != StepEngine::kStream;
-    std::unique_lock<std::mutex> lock(shared.mutex, std::defer_lock);
-    if (options.use_host) {
+    Staging& staging = staging_of(device);
+    std::unique_lock<std::mutex> lock(staging.mutex, std::defer_lock);
+    if (engine != StepEngine::kStream) {
         lock.lock();  // A kernel alone uses no staging memory, and waits for no other step.
     }
-    const Event ready = shared.device.record(current);
-    options.use_kernel = engine != StepEngine::kHost;
-    std::optional<SideStreamKernel> kernel;
-    if (options.use_kernel) {
-        kernel.emplace(shared.device, device.index(), ready,
-                       options.use_host ? tuning().beside_cores : tuning().alone);
-    }
-    std::byte* staging = nullptr;
-    if (options.use_host) {
-        staging = staging_bytes_of(shared, memory, options.staging_bytes());
-    }
-    std::vector<optim::DeviceUpdate> all;
-    all.reserve(updates.size());
-    for (const optim::SliceUpdate& update : updates) {
-        all.push_back(
-            {update, is_cold(device, update.slice.grad), is_cold(device, update.slice.weight)});
-    }
-    optim::UpdatePipeline pipeline(
-        shared.device, host_engine(), kernel.has_value() ? &*kernel : nullptr, staging, options,
-        options.use_host ? std::exchange(shared.slot_free, {}) : std::vector<Event>());
-    std::vector<Event> finished;
-    const optim::PipelineShare share = pipeline.run(all, ready, &finished);
-    for (const Event& event : finished) {
-        shared.device.wait(after, event);
-    }
-    if (options.use_host) {
-        shared.slot_free = pipeline.slot_free();
+    StepRun step(device, staging, after);
+    optim::PipelineShare share;
+    if (engine == StepEngine::kHybrid) {
+        run_hybrid(step, staging, updates, &share);
+    } else {
+        const bool cores = engine == StepEngine::kHost;
+        step.run(updates, cores ? optim::Split::kCores : optim::Split::kKernel, &share);
     }
     return share;
 }
