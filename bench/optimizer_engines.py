@@ -177,7 +177,7 @@ class Rows(list):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parameters", type=int, default=400_000_000)
-    parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--folder", default=None)
     options = parser.parse_args()
     rows = Rows()

@@ -19,8 +19,9 @@ enum class Split : uint8_t { kBoth, kCores, kKernel };
 /// Invariant: while no trial is on, `best_` is the split with the least `ns_`.
 class SplitTrials {
 public:
-    /// Elements of a run that is timed: 8 ms or more, at whose ends the sides wait for a chunk.
-    static constexpr size_t kElements = size_t{64} << 20;
+    /// Elements of a run that is timed, as many as training hands over at once: 16 ms or more, of
+    /// which at its ends one side waits for the other for a millisecond.
+    static constexpr size_t kElements = size_t{128} << 20;
     /// Runs of each split in a trial, of which the fastest counts: a first one loads a kernel or
     /// touches memory, and hosts are shared.
     static constexpr int kRuns = 2;
