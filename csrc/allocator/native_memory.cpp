@@ -246,6 +246,8 @@ uint64_t NativeMemory::scattered_bytes() const {
     return outside;
 }
 
+void NativeMemory::clear_workspaces() { at::cuda::clearCublasWorkspaces(); }
+
 bool NativeMemory::lay_anew() {
     std::optional<StreamId> stream;
     {
@@ -257,7 +259,7 @@ bool NativeMemory::lay_anew() {
     if (!stream.has_value()) {
         return false;
     }
-    at::cuda::clearCublasWorkspaces();
+    clear_workspaces();
     return rebuild(*stream);
 }
 

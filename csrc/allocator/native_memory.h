@@ -37,8 +37,9 @@ public:
     bool wants_rebuild(StreamId stream) const override;
     bool rebuild(StreamId stream) override;
     uint64_t scattered_bytes() const override;
-    /// cuBLAS's workspaces go too, which torch keeps for good and makes anew where they are missed.
-    /// Requires: no operator runs, and no graph was captured that uses them.
+    /// cuBLAS's, of 32 MiB for each thread that multiplies matrices.
+    void clear_workspaces() override;
+    /// Workspaces go too.
     bool lay_anew() override;
     /// A segment for each stream with a region, if the limit has room for it.
     void reserve_small_spare() override;

@@ -49,7 +49,11 @@ public:
     /// Bytes taken from the device that lie outside the regions: a region was laid around what was
     /// in use, and blocks that left since had them.
     virtual uint64_t scattered_bytes() const { return 0; }
+    /// What libraries keep in the regions for good, and make anew where they miss it, goes.
+    /// Requires: no operator runs, and no graph was captured.
+    virtual void clear_workspaces() {}
     /// Likewise rebuild(), but regions that nothing is in any more become parts of larger ones.
+    /// Requires the same.
     virtual bool lay_anew() { return false; }
     /// Room for one more small block than there have been: how memory outside the regions is cut
     /// goes on changing for a step or two, and none is to be asked of the driver then.

@@ -572,24 +572,31 @@ void Pager::lay_regions_anew() {
     if (memory_.scattered_bytes() < memory_.budget_bytes() / kScatteredPart || !may_move()) {
         return;
     }
-    if (port_.user_threads() > kOneTrainersThreads) {
-        return;  // Another may be about to launch what it has a workspace's address for.
-    }
     {
         MutexLock lock(mutex_);
-        // An operator of another thread may use what no storage tells of, and a graph for good.
-        const bool idle = std::all_of(table_.begin(), table_.end(), [](const auto& entry) {
-            return entry.second->pin_count() == 0 && !entry.second->pinned_for_good();
-        });
-        if (stats_.steps != 1 || plan_ != nullptr || !idle || was_capturing_.load()) {
+        if (stats_.steps != 1 || plan_ != nullptr) {
             return;
         }
+    }
+    if (!may_clear_workspaces()) {
+        return;
     }
     evict_each(movable());
     if (memory_.lay_anew()) {
         MutexLock lock(mutex_);
         ++stats_.rebuilds;
     }
+}
+
+/// Whether no operator is under way that has a workspace's address, and no graph has one for good.
+bool Pager::may_clear_workspaces() const {
+    if (port_.user_threads() > kOneTrainersThreads || was_capturing_.load()) {
+        return false;  // Another thread may be about to launch what it has an address for.
+    }
+    MutexLock lock(mutex_);
+    return std::all_of(table_.begin(), table_.end(), [](const auto& entry) {
+        return entry.second->pin_count() == 0 && !entry.second->pinned_for_good();
+    });
 }
 
 void Pager::time_step() {

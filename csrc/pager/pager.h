@@ -341,6 +341,7 @@ private:
     void start_watching();
     void time_step();
     void lay_regions_anew();
+    bool may_clear_workspaces() const;
     uint64_t moves() const TS_REQUIRES(mutex_);
 
     void trim_paged();

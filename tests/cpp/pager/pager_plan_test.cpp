@@ -139,6 +139,45 @@ TEST(PagerPlanTest, NothingIsAwaitedOnceAStepWasRecorded) {
     EXPECT_EQ(after.pinned_storages, 0u);
 }
 
+TEST(PagerPlanTest, WorkspacesMakeWayForTheArenaOnce) {
+    Training training(room_for(6), 16);
+    training.step();
+    training.step();
+    EXPECT_EQ(training.world.memory_door.workspaces_cleared, 0);
+    training.forward();
+    EXPECT_GT(training.world.pager.stats().arena_bytes, 0u);
+    EXPECT_EQ(training.world.memory_door.workspaces_cleared, 1);
+    training.backward();
+    training.optimizer_step();
+    training.step();
+    EXPECT_EQ(training.world.memory_door.workspaces_cleared, 1);
+}
+
+TEST(PagerPlanTest, NoWorkspaceGoesThatSomebodyMayUse) {
+    enum class Case : uint8_t { kInUse, kCaptured, kThreads };
+    for (const Case which : {Case::kInUse, Case::kCaptured, Case::kThreads}) {
+        Training training(room_for(6), 16);
+        PagerWorld& world = training.world;
+        FakeOwner* other = world.make(kKiB, 1);
+        training.step();
+        training.step();
+        Pins pins;
+        if (which == Case::kCaptured) {  // The graph has its address.
+            world.pager.set_capturing(true);
+            world.pager.set_capturing(false);
+        } else if (which == Case::kThreads) {  // One may be between asking for it and a launch.
+            world.port.threads = 3;
+        } else {  // By an operator of another thread.
+            world.pager.begin_use({{other, /*writes=*/false, UseKind::kBringIn}}, 0, &pins);
+        }
+        training.forward();
+        EXPECT_GT(world.pager.stats().arena_bytes, 0u);
+        EXPECT_EQ(world.memory_door.workspaces_cleared, 0);
+        world.pager.end_use(&pins);
+        world.port.drop(other);
+    }
+}
+
 TEST(PagerPlanTest, StatesPassThroughFramesToo) {
     Training training(room_for(8), 16, /*with_states=*/true);
     for (int i = 0; i < 4; ++i) {

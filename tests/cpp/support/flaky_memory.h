@@ -40,6 +40,7 @@ public:
     }
     bool wants_rebuild(StreamId stream) const override { return memory_.wants_rebuild(stream); }
     uint64_t scattered_bytes() const override { return scattered; }
+    void clear_workspaces() override { ++workspaces_cleared; }
     bool lay_anew() override {
         ++laid_anew;
         return true;
@@ -57,6 +58,7 @@ public:
     /// What it says lies outside its regions, and how often it was asked to change that.
     std::atomic<uint64_t> scattered{0};
     std::atomic<int> laid_anew{0};
+    std::atomic<int> workspaces_cleared{0};
     /// Run by regions(): what other threads do at this moment. It may replace itself.
     std::function<void()> before_regions;
 
