@@ -62,8 +62,7 @@ def compare(options):
     peaks = stock_peaks(options, stock)
     vram = int(options.budget * min(peaks) if options.budget <= 1 else options.budget)
     ours = run_ranks(options, options.kind, main_job.conf_of(options, vram))
-    equal_losses = all(a.losses() == b.losses() for a, b in zip(stock, ours, strict=True))
-    equal_weights = all(a.weights == b.weights for a, b in zip(stock, ours, strict=True))
+    equal_losses, equal_weights = bits_equal(stock, ours)
     finite = all(records.is_finite() for records in ours)
     within = all(main_job.peak_held(records) <= vram for records in ours)
     evicted = min(records.steps[-1]["ts_evicted_bytes"] for records in ours)
@@ -86,9 +85,20 @@ def compare(options):
     first = main_job.foretold(ours[0], times[1])
     first += main_job.per_step(ours[0]) + main_job.after_second_step(ours[0])
     rows += [(f"rank 0: {name}", *rest) for name, *rest in first]
+    if options.repeat_stock:
+        again = all(bits_equal(stock, run_ranks(options, options.kind)))
+        rows.append(("stock has its own bits again", int(again), "bool"))
     good = equal_losses and equal_weights and finite and within
     good = good and (evicted > 0 or options.may_fit)
     return ours, rows, good
+
+
+def bits_equal(some, others):
+    """Of the losses and of the final weights, on every rank."""
+    both = list(zip(some, others, strict=True))
+    return all(a.losses() == b.losses() for a, b in both), all(
+        a.weights == b.weights for a, b in both
+    )
 
 
 def slowest(ranks):
@@ -169,6 +179,7 @@ def main():
     )
     parser.add_argument("--conf", default="", help="more of trainstream's settings")
     parser.add_argument("--may-fit", action="store_true", help="no fault if nothing had to leave")
+    parser.add_argument("--repeat-stock", action="store_true", help="do stock's bits repeat?")
     parser.add_argument("--compare-offload", action="store_true", help="FSDP2's own, too")
     parser.add_argument("--name", help="of the result: bench/results/<date>-<name>.json")
     parser.add_argument("--folder")

@@ -17,6 +17,7 @@ OPTIONS = argparse.Namespace(
     conf="",
     may_fit=False,
     compare_offload=False,
+    repeat_stock=False,
 )
 
 
