@@ -12,6 +12,7 @@ takes its turn too: its ratio to the first says how much of that is noise.
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import re
@@ -21,7 +22,7 @@ import sys
 
 import results
 
-GIB = 2**30
+ROOMY = 2**40  # Bytes; more than any run takes.
 FOLDER = pathlib.Path(__file__).resolve().parent
 
 
@@ -29,27 +30,71 @@ class WorkerEnded(SystemExit):
     """A worker ended before its time; the argument is the reason."""
 
 
-class Worker:
+def environment_with(conf):
+    """This process's, with trainstream switched on by `conf`; off where that is None."""
+    environment = {k: v for k, v in os.environ.items() if "TRAINSTREAM" not in k}
+    path = [str(FOLDER.parent), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(p for p in path if p)
+    if conf is not None:
+        environment.update(PYTORCH_TRAINSTREAM="1", PYTORCH_TRAINSTREAM_CONF=conf)
+    return environment
+
+
+class Records:
+    """What a process said of its training: as it was built, after each step, and at the end."""
+
+    def __init__(self, built=None, steps=(), digest=None):
+        self.built, self.steps, self.digest = built, list(steps), digest
+
+    @classmethod
+    def read_from(cls, path):
+        """Of a file with a line of JSON for each."""
+        lines = pathlib.Path(path).read_text(encoding="utf-8").splitlines()
+        built, *steps, digest = map(json.loads, lines)
+        return cls(built, steps, digest)
+
+    @property
+    def weights(self):
+        return self.digest["weights"]
+
+    def median_seconds(self, skip):
+        return statistics.median(step["seconds"] for step in self.steps[skip:])
+
+    def losses(self):
+        return [step["loss"] for step in self.steps]
+
+    def is_finite(self):
+        """A run whose losses are no numbers has the same bits as any other such run."""
+        return all(math.isfinite(float.fromhex(loss)) for loss in self.losses())
+
+
+def run_to_end(command, conf, **variables):
+    """Runs a command that leaves its records in files; prints what trainstream says at its end."""
+    environment = {**environment_with(conf), **variables}
+    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.stderr.write(done.stderr)
+        raise WorkerEnded(f"failed: a worker ended with status {done.returncode}")
+    lines = [line for line in done.stderr.splitlines() if line.startswith("trainstream:")]
+    print(f"done: {conf or 'stock'}", *lines, sep="\n", file=sys.stderr, flush=True)
+
+
+class Worker(Records):
     """bench/train_worker.py in a process of its own."""
 
     def __init__(self, options, conf=None, kind=None):
-        environment = {k: v for k, v in os.environ.items() if "TRAINSTREAM" not in k}
-        path = [str(FOLDER.parent), environment.get("PYTHONPATH", "")]
-        environment["PYTHONPATH"] = os.pathsep.join(p for p in path if p)
-        if conf is not None:
-            environment.update(PYTORCH_TRAINSTREAM="1", PYTORCH_TRAINSTREAM_CONF=conf)
         command = [sys.executable, str(FOLDER / "train_worker.py"), "--shape", options.shape]
         command += ["--device", options.device, "--length", str(options.length)]
         command += ["--sequences", str(options.sequences), "--kind", kind or options.kind]
         self.process = subprocess.Popen(
             command,
-            env=environment,
+            env=environment_with(conf),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if conf is not None else None,
             text=True,
         )
-        self.steps, self.built = [], self.read()
+        super().__init__(built=self.read())
 
     def read(self):
         for line in self.process.stdout:
@@ -72,19 +117,12 @@ class Worker:
         self.process.stdin.write("end\n")
         self.process.stdin.flush()
         self.digest = self.read()
-        self.weights = self.digest["weights"]
         self.process.stdin.close()
         errors = self.process.stderr.read() if self.process.stderr is not None else ""
         if self.process.wait() != 0:
             raise SystemExit(f"a worker ended with status {self.process.returncode}\n{errors}")
         self.exit_line = re.search(r"^trainstream:.*evicted=.*$", errors, re.MULTILINE)
         return self
-
-    def median_seconds(self, skip):
-        return statistics.median(step["seconds"] for step in self.steps[skip:])
-
-    def losses(self):
-        return [step["loss"] for step in self.steps]
 
 
 def train(options, conf=None, kind=None):
@@ -103,17 +141,28 @@ def peak_of(worker, key):
     return worker.steps[-1].get(key, 0)
 
 
+def peak_held(worker):
+    """Bytes that count against the budget: what torch reserved, or the simulated device held."""
+    return peak_of(worker, "reserved_peak_bytes") or peak_of(worker, "ts_peak_bytes")
+
+
 def compare(options):
     """Stock, then under the budget. Returns rows and whether all bits were equal."""
     stock = train(options)
     peak = peak_of(stock, "allocated_peak_bytes") or int(options.stock_peak)
     vram = options.budget * peak if options.budget <= 1 else options.budget
     ours = train(options, conf_of(options, vram))
+    print(ours.exit_line.group(0) if ours.exit_line else "no exit line", file=sys.stderr)
+    return stock, *against_stock(stock, ours, peak, vram)
+
+
+def against_stock(stock, ours, peak, vram):
+    """Rows, and whether all bits were equal and the budget was kept. `peak`: stock's, allocated."""
     rows = [("budget", int(vram), "bytes"), ("stock peak allocated", peak, "bytes")]
     rows += [
         ("stock peak reserved", peak_of(stock, "reserved_peak_bytes"), "bytes"),
         ("budget share of stock peak", vram / peak, "ratio"),
-        ("peak reserved", peak_of(ours, "reserved_peak_bytes"), "bytes"),
+        ("peak reserved", peak_held(ours), "bytes"),
         ("build and move", ours.built["seconds"], "s"),
         ("peak reserved after building", ours.built.get("reserved_peak_bytes", 0), "bytes"),
     ]
@@ -133,10 +182,9 @@ def compare(options):
         ("resident set peak", ours.steps[-1]["rss_bytes"], "bytes"),
     ]
     rows += foretold(ours, times[1]) + per_step(ours) + after_second_step(ours)
-    print(ours.exit_line.group(0) if ours.exit_line else "no exit line", file=sys.stderr)
-    within = peak_of(ours, "reserved_peak_bytes") <= vram
+    within = peak_held(ours) <= vram
     rows.append(("peak reserved within budget", int(within), "bool"))
-    return stock, rows, same_losses and stock.weights == ours.weights and within
+    return rows, same_losses and stock.weights == ours.weights and within and ours.is_finite()
 
 
 def foretold(worker, median):

@@ -28,6 +28,15 @@ SHAPES = {
         "num_key_value_heads": 8,
         "vocab_size": 32000,
     },
+    "1.5b": {  # Qwen2.5-1.5B.
+        "hidden_size": 1536,
+        "num_hidden_layers": 28,
+        "intermediate_size": 8960,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+    },
     "7.62b": {
         "hidden_size": 3584,
         "num_hidden_layers": 28,
@@ -45,22 +54,30 @@ SHAPES = {
         "vocab_size": 152064,
     },
 }
+SHAPES["tiny-tied"] = {**SHAPES["tiny"], "tie_word_embeddings": True}
 
 
-def build(shape, device, seed=0, wrap=None):
-    """The model in bfloat16, built on the CPU and moved to `device`, checkpointing on.
-
-    `wrap` may put something around it before it moves, and then moves it itself.
-    """
+def make(shape, seed=0):
+    """The model in bfloat16, on the CPU."""
     config = Qwen2Config(max_position_embeddings=4096, use_cache=False, **SHAPES[shape])
     torch.manual_seed(seed)
     with torch.device("meta"):
         model = Qwen2ForCausalLM(config).to(torch.bfloat16)
     model = model.to_empty(device="cpu")
+    model.tie_weights()  # That gave each of the modules that share a weight one of its own.
     fill(model, seed)
+    return model
+
+
+def build(shape, device, seed=0, wrap=None):
+    """The model, moved to `device`, checkpointing on.
+
+    `wrap` may put something around it before it moves, and then moves it itself.
+    """
+    model = make(shape, seed)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
-    return model.to(device) if wrap is None else wrap(model)
+    return model.to(device) if wrap is None else wrap(model, device)
 
 
 @torch.no_grad()
@@ -85,18 +102,19 @@ def fill(model, seed):
 class Trainer:
     """One optimizer step on `sequences` x `length` random tokens, different ones each step."""
 
-    def __init__(self, shape, device, sequences=4, length=2048, lr=1e-5, kind="stock"):
-        """`kind`: one of rivals.KINDS."""
+    def __init__(self, shape, device, sequences=4, length=2048, lr=1e-5, kind="stock", seed=1):
+        """`kind`: one of rivals.KINDS. `seed`: of the tokens."""
         chosen = rivals.KINDS[kind]
         self.model = build(shape, device, wrap=chosen.wrap)
         self.engine = chosen.engine(self.model, lr, sequences) if chosen.engine else None
         self.optimizer = None if self.engine else chosen.optimizer(self.model, lr, device)
+        self.vocabulary = SHAPES[shape]["vocab_size"]
         self.device, self.size = device, (sequences, length)
-        self.generator = torch.Generator().manual_seed(1)
+        self.generator = torch.Generator().manual_seed(seed)
 
     def step(self):
-        vocabulary = self.model.config.vocab_size
-        ids = torch.randint(0, vocabulary, self.size, generator=self.generator).to(self.device)
+        ids = torch.randint(0, self.vocabulary, self.size, generator=self.generator)
+        ids = ids.to(self.device)
         loss = (self.engine or self.model)(input_ids=ids, labels=ids).loss
         if self.engine:
             self.engine.update(loss)

@@ -42,32 +42,51 @@ def no_update(model, lr, device):
     return torch.optim.SGD([torch.zeros(1, device=device, requires_grad=True)], lr=lr)
 
 
-def lora(model):
+def lora(model, device):
     """Adapters of rank 16 beside every linear layer of the blocks; they alone are trained."""
     import peft
 
     model.enable_input_require_grads()  # Else nothing in a checkpointed block needs a gradient.
     model = peft.get_peft_model(model, peft.LoraConfig(r=16, target_modules="all-linear"))
-    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+    return model.to(device)
 
 
-def one_rank():
-    """A process group of this process alone, with no network."""
+def process_group():
+    """torchrun's; where nothing launched this process, one of it alone, with no network."""
     import torch.distributed as dist
 
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    if dist.is_torchelastic_launched():
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
-def fsdp2_offload(model):
-    """FSDP2 on one rank with parameters, gradients and optimizer in page-locked host memory."""
-    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+def data_parallel(model, device):
+    from torch.nn.parallel import DistributedDataParallel
 
-    one_rank()
-    policy = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
+    process_group()
+    return DistributedDataParallel(model.to(device))
+
+
+def shard(model, device, **options):
+    """FSDP2: each block, and the rest with the model itself. It moves what each rank keeps."""
+    from torch.distributed import get_world_size
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    process_group()
+    mesh = init_device_mesh(device, (get_world_size(),))
     for layer in model.model.layers:
-        fully_shard(layer, offload_policy=policy)
-    return fully_shard(model, offload_policy=policy)
+        fully_shard(layer, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
+
+
+def fsdp2_offload(model, device):
+    """FSDP2 with parameters, gradients and optimizer in page-locked host memory."""
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    return shard(model, device, offload_policy=CPUOffloadPolicy(pin_memory=device == "cuda"))
 
 
 def torchao_offload(model, lr, device):
@@ -94,7 +113,7 @@ class DeepSpeedEngine:
 
         for name, value in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1)):
             os.environ.setdefault(name, str(value))
-        one_rank()
+        process_group()
         offload = {"device": "cpu", "pin_memory": True}
         settings = {
             "train_micro_batch_size_per_gpu": sequences,
@@ -123,7 +142,8 @@ class Kind:
     Args:
         imports: Modules without which it cannot run.
         needs_gpu: It does not run on CPU tensors.
-        wrap: Put around the model before it moves; it then moves it itself. None: nothing is.
+        wrap: (model, device) to the model with something around it; called before it moves, and
+            moves it itself. None: nothing is put around it.
         optimizer: (model, lr, device) to the optimizer.
         engine: (model, lr, sequences) to what runs the model and updates it, in place of both.
     """
@@ -153,12 +173,14 @@ KINDS = {
     "lora": Kind(("peft",), wrap=lora),
     "host-optimizer": Kind(optimizer=host_optimizer),
     "host-optimizer-clipping": Kind(optimizer=clipping_host_optimizer),
+    "ddp": Kind(wrap=data_parallel),
+    "fsdp2": Kind(wrap=shard),
     "fsdp2-offload": Kind(wrap=fsdp2_offload),
     "torchao-offload": Kind(("torchao.optim",), needs_gpu=True, optimizer=torchao_offload),
     "deepspeed-zero3": Kind(
         ("deepspeed", "deepspeed.ops.adam"),
         needs_gpu=True,
-        wrap=lambda model: model,  # It moves the model itself, a layer at a time.
+        wrap=lambda model, device: model,  # It moves the model itself, a layer at a time.
         engine=DeepSpeedEngine,
     ),
     "bitsandbytes-paged": Kind(("bitsandbytes",), needs_gpu=True, optimizer=bitsandbytes_paged),

@@ -51,19 +51,19 @@ def answer(**fields):
     print(json.dumps(fields), flush=True)
 
 
-def options_given():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def parser_for(description):
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--shape", choices=qwen2.SHAPES, default="tiny")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--kind", default="stock", choices=rivals.KINDS)
     parser.add_argument("--sequences", type=int, default=4)
     parser.add_argument("--length", type=int, default=2048)
-    return parser.parse_args()
+    return parser
 
 
 def main():
     """Says why in a last line of JSON when it cannot run, or fails."""
-    options = options_given()
+    options = parser_for(__doc__.splitlines()[0]).parse_args()
     reason = rivals.KINDS[options.kind].missing()
     if reason is not None:
         answer(event="skipped", reason=reason)
@@ -80,41 +80,61 @@ def train(options):
     torch.use_deterministic_algorithms(True)
     if options.device == "cpu":
         torch.set_num_threads(2)
-    sync = torch.cuda.synchronize if options.device == "cuda" else (lambda: None)
-
-    start = time.perf_counter()
-    trainer = qwen2.Trainer(
-        options.shape, options.device, options.sequences, options.length, kind=options.kind
-    )
-    sync()
-    parameters = sum(p.numel() for p in trainer.model.parameters())
-    answer(
-        event="built",
-        seconds=time.perf_counter() - start,
-        parameters=parameters,
-        torch=torch.__version__,
-        hardware=torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
-        **counters(options.device),
-    )
+    trainer, built = build(options)
+    answer(**built)
     for line in sys.stdin:
         if line.strip() != "step":
             break
-        start = time.perf_counter()
-        loss = trainer.step()
-        sync()
-        seconds = time.perf_counter() - start
-        share = getattr(trainer.optimizer, "share", (0, 0))
-        answer(
-            event="step",
-            seconds=seconds,
-            loss=loss.item().hex(),
-            host_share=share[0] / max(1, sum(share)),
-            **counters(options.device),
-        )
+        answer(**step(trainer))
+    answer(**digest(trainer))
+
+
+def wait_for(device):
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def build(options, seed=1):
+    """The trainer, and what is to say of it."""
+    start = time.perf_counter()
+    size = options.sequences, options.length
+    trainer = qwen2.Trainer(options.shape, options.device, *size, kind=options.kind, seed=seed)
+    wait_for(options.device)
+    return trainer, built_event(trainer.model, options.device, time.perf_counter() - start)
+
+
+def built_event(model, device, seconds):
+    return {
+        "event": "built",
+        "seconds": seconds,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "torch": torch.__version__,
+        "hardware": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        **counters(device),
+    }
+
+
+def step(trainer):
+    start = time.perf_counter()
+    loss = trainer.step()
+    wait_for(trainer.device)
+    seconds = time.perf_counter() - start
+    share = getattr(trainer.optimizer, "share", (0, 0))
+    return {
+        "event": "step",
+        "seconds": seconds,
+        "loss": loss.item().hex(),
+        "host_share": share[0] / max(1, sum(share)),
+        **counters(trainer.device),
+    }
+
+
+def digest(trainer):
     foretold = prediction()
     start = time.perf_counter()
-    digest = qwen2.digest(trainer.model)
-    answer(event="digest", weights=digest, seconds=time.perf_counter() - start, **foretold)
+    weights = qwen2.digest(trainer.model)
+    seconds = time.perf_counter() - start
+    return {"event": "digest", "weights": weights, "seconds": seconds, **foretold}
 
 
 if __name__ == "__main__":

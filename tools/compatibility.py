@@ -30,6 +30,7 @@ GROUPS = {
     "test_torch": "Plain torch",
     "test_more_torch": "More of torch",
     "test_distributed": "Several ranks (each at half of its own peak; the numbers are rank 0's)",
+    "test_examples": "Examples on several ranks (likewise)",
     "test_compile": "torch.compile",
     "test_kernels": "Kernels of other libraries, graphs, torch's allocator",
     "test_files": "Files",

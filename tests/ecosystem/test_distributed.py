@@ -89,18 +89,18 @@ def run_ranks(folder, script, confs, device) -> list[Result]:
 
 def run_cell_of_ranks(folder, script, device, world) -> None:
     small = ",min_storage:4KiB" if device == "sim" else ""
-    stock = run_ranks(folder, MODEL + script + END, [None] * world, device)
+    stock = run_ranks(folder, script, [None] * world, device)
     expected = [shown_lines(result) for result in stock]
     assert all(expected)
     if device == "sim":
-        roomy = run_ranks(folder, MODEL + script + END, ["vram:64GiB" + small] * world, device)
+        roomy = run_ranks(folder, script, ["vram:64GiB" + small] * world, device)
         assert [shown_lines(result) for result in roomy] == expected
         peaks = [last_numbers(result, 1)["peak"] for result in roomy]
     else:
         peaks = [int(re.search(r"stock peak (\d+)", result.stderr)[1]) for result in stock]
     budgets = [int(peak * SHARE) for peak in peaks]
     confs = [f"vram:{budget},verify:1{small}" for budget in budgets]
-    tight = run_ranks(folder, MODEL + script + END, confs, device)
+    tight = run_ranks(folder, script, confs, device)
     assert [shown_lines(result) for result in tight] == expected
     numbers = [last_numbers(result, 1) for result in tight]
     assert all(each["evicted"] > 0 for each in numbers)
@@ -124,7 +124,7 @@ for step in range(STEPS):
     show(loss.item(), norm.item())
 show(model, optimizer)
 """
-    run_cell_of_ranks(tmp_path, script, device, world)
+    run_cell_of_ranks(tmp_path, MODEL + script + END, device, world)
 
 
 @pytest.mark.parametrize("reshard", [True, pytest.param(False, marks=long_form)])
@@ -148,7 +148,7 @@ for step in range(STEPS):
 show([p.to_local() for p in model.parameters()])
 show([p.full_tensor() for p in model.parameters()])
 """
-    run_cell_of_ranks(tmp_path, script, device, world)
+    run_cell_of_ranks(tmp_path, MODEL + script + END, device, world)
 
 
 @long_form
@@ -171,7 +171,7 @@ for step in range(STEPS):
     show(loss.item())
 show(model, optimizer.optim)
 """
-    run_cell_of_ranks(tmp_path, script, device, world)
+    run_cell_of_ranks(tmp_path, MODEL + script + END, device, world)
 
 
 @long_form
@@ -216,7 +216,7 @@ train(again, other, range(STEPS, STEPS + 2))
 show([p.to_local() for p in model.parameters()])
 show(all(p.to_local().equal(q.to_local()) for p, q in zip(model.parameters(), again.parameters())))
 """
-    run_cell_of_ranks(tmp_path, script, device, world)
+    run_cell_of_ranks(tmp_path, MODEL + script + END, device, world)
 
 
 @long_form
@@ -240,4 +240,4 @@ for step in range(STEPS):
     show(loss.item())
 show([p.to_local() if hasattr(p, "to_local") else p for p in model.parameters()])
 """
-    run_cell_of_ranks(tmp_path, script, device, world)
+    run_cell_of_ranks(tmp_path, MODEL + script + END, device, world)
