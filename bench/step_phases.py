@@ -114,6 +114,9 @@ def main():
     for i, phase in enumerate(("forward", "backward", "optimizer")):
         if phased:
             rows.append((f"{phase}, alone", phased[-1][i], "s"))
+    share = getattr(trainer.optimizer, "share", None)
+    if share:
+        rows.append(("updates on the host", share[0] / max(1, sum(share)), "ratio"))
     rows.append(("last loss", loss, "nats"))
     rows.append(("reserved, peak", torch.cuda.max_memory_reserved(), "bytes"))
     rows += [(key, now[key], "count") for key in (*COUNTS, "steps") if now]

@@ -114,11 +114,11 @@ public:
           ready_(staging.device.record(CurrentStream(device).id())) {}
 
     /// Adds to `share` who did how much. Returns what must be done before all of it is.
-    std::vector<Event> run(std::span<const optim::SliceUpdate> updates, optim::Split split,
+    std::vector<Event> run(std::span<const optim::SliceUpdate> updates, StepEngine engine,
                            optim::PipelineShare* share) {
         optim::PipelineOptions options = tuning().pipeline;
-        options.use_host = split != optim::Split::kKernel;
-        options.use_kernel = split != optim::Split::kCores;
+        options.use_host = engine != StepEngine::kStream;
+        options.use_kernel = engine != StepEngine::kHost;
         std::optional<SideStreamKernel> kernel;
         if (options.use_kernel) {
             kernel.emplace(staging_.device, device_.index(), ready_,
@@ -144,13 +144,13 @@ public:
     }
 
     /// The same from end to end, in nanoseconds.
-    uint64_t time(std::span<const optim::SliceUpdate> updates, optim::Split split,
+    uint64_t time(std::span<const optim::SliceUpdate> updates, StepEngine engine,
                   optim::PipelineShare* share) {
         if (ready_ != nullptr) {
             ready_->wait();
         }
         const auto start = std::chrono::steady_clock::now();
-        for (const Event& event : run(updates, split, share)) {
+        for (const Event& event : run(updates, engine, share)) {
             event->wait();
         }
         const auto taken = std::chrono::steady_clock::now() - start;
@@ -193,19 +193,28 @@ std::span<const optim::SliceUpdate> first_of(std::span<const optim::SliceUpdate>
     return updates.first(count);
 }
 
-/// Both at once, or whichever of the two does better alone here.
-void run_hybrid(StepRun& step, Staging& staging, std::span<const optim::SliceUpdate> updates,
-                optim::PipelineShare* share) {
+/// Whether the model has nothing under way, as far as its usual stream knows.
+bool is_idle(c10::Device device) { return c10::cuda::getDefaultCUDAStream(device.index()).query(); }
+
+/// Both at once; on an idle device the cores alone, where that was found faster.
+void run_hybrid(StepRun& run, Staging& staging, c10::Device device,
+                std::span<const optim::SliceUpdate> updates, optim::PipelineShare* share) {
     while (!updates.empty()) {
+        if (!is_idle(device)) {
+            run.run(updates, StepEngine::kHybrid, share);
+            return;
+        }
         const optim::Formats& formats = updates.front().formats;
         optim::SplitTrials& trials = staging.trials[{formats.param, formats.grad, formats.moments}];
         const optim::SplitTrials::Turn turn = trials.next(elements_of(updates));
+        const StepEngine engine =
+            turn.split == optim::Split::kBoth ? StepEngine::kHybrid : StepEngine::kHost;
         if (!turn.timed) {
-            step.run(updates, turn.split, share);
+            run.run(updates, engine, share);
             return;
         }
         const auto first = first_of(updates, optim::SplitTrials::kElements);
-        trials.note(turn.split, elements_of(first), step.time(first, turn.split, share));
+        trials.note(turn.split, elements_of(first), run.time(first, engine, share));
         updates = updates.subspan(first.size());
     }
 }
@@ -223,13 +232,12 @@ optim::PipelineShare cuda_adamw_step(c10::Device device,
     if (engine != StepEngine::kStream) {
         lock.lock();  // A kernel alone uses no staging memory, and waits for no other step.
     }
-    StepRun step(device, staging, after);
+    StepRun run(device, staging, after);
     optim::PipelineShare share;
     if (engine == StepEngine::kHybrid) {
-        run_hybrid(step, staging, updates, &share);
+        run_hybrid(run, staging, device, updates, &share);
     } else {
-        const bool cores = engine == StepEngine::kHost;
-        step.run(updates, cores ? optim::Split::kCores : optim::Split::kKernel, &share);
+        run.run(updates, engine, &share);
     }
     return share;
 }

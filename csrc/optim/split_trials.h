@@ -1,9 +1,11 @@
-// csrc/optim/split_trials.h: whether a hybrid step pays, found by trying.
+// csrc/optim/split_trials.h: whether a kernel beside the cores pays in a hybrid step on an idle
+// device, found by trying.
 //
 // Cores and kernel share host memory. Where the cores alone get nearly all that it gives, a kernel
-// beside them takes more than it does, and where they are few it does better alone. Which of these
-// a machine is, no rate measured elsewhere says: H200 hosts of one kind were seen with the cores
-// 7 % faster alone, and 6 % slower.
+// beside them takes more than it does. Which of the two a machine is, no rate measured elsewhere
+// says: H200 hosts of one kind were seen with the cores 7 % faster alone, and 6 % slower. Beside a
+// model's own work nothing is tried: there the link and the host's memory have others to serve, and
+// the cores alone were 30 % slower over a step (7.62 B, 18 GiB) though not in a single run.
 #pragma once
 
 #include <array>
@@ -12,44 +14,47 @@
 
 namespace trainstream::optim {
 
-enum class Split : uint8_t { kBoth, kCores, kKernel };
+enum class Split : uint8_t { kBoth, kCores };
 
 /// Owner: whoever runs the steps, one for each kind of parameter. Lock: none.
 ///
-/// Invariant: while no trial is on, `best_` is the split with the least `ns_`.
+/// Invariant: while no trial is on, `left_` is 0 for both.
 class SplitTrials {
 public:
     /// Elements of a run that is timed, as many as training hands over at once: 16 ms or more, of
-    /// which at its ends one side waits for the other for a millisecond.
+    /// which at its end one side waits for the other for a millisecond.
     static constexpr size_t kElements = size_t{128} << 20;
-    /// Runs of each split in a trial, of which the fastest counts: a first one loads a kernel or
-    /// touches memory, and hosts are shared.
-    static constexpr int kRuns = 2;
-    /// Runs of the best split until it is tried again, against those that come near it: of 128 Mi
-    /// elements as in training, 1 in 64 that may be a quarter slower.
-    static constexpr int kRunsBetween = 64;
-    static constexpr double kNear = 1.25;
+    /// Steps without a trial, of those seen: in them memory is touched and locked, and the pager
+    /// moves on demand.
+    static constexpr int64_t kStepsBefore = 3;
+    /// Runs of each split in a trial, of which the fastest counts: hosts are shared.
+    static constexpr int kRuns = 3;
+    /// Runs until the second trial, and by what the wait grows after each.
+    static constexpr uint64_t kRunsBetween = 64;
+    static constexpr uint64_t kGrowth = 4;
+    /// By how much the other must be faster to be taken: less is noise.
+    static constexpr double kMargin = 0.03;
 
     struct Turn {
         Split split = Split::kBoth;
         bool timed = false;  // The run is to have kElements or a little more, and to be noted.
     };
-    /// What comes next, where `elements` wait.
+    /// What comes next, where `elements` wait and the device has nothing else to do.
     Turn next(size_t elements);
     void note(Split split, size_t elements, uint64_t ns);
 
 private:
-    static constexpr size_t kSplits = 3;
+    static constexpr size_t kSplits = 2;
 
-    void begin_trial();
-    void end_trial();
+    bool is_on() const { return left_[0] > 0 || left_[1] > 0; }
+    void decide();
 
-    std::array<double, kSplits> ns_{};                       // Of an element; 0: not known.
-    std::array<double, kSplits> found_{};                    // In the trial that is on.
-    std::array<int, kSplits> left_ = {kRuns, kRuns, kRuns};  // Runs to time, of each.
+    std::array<double, kSplits> found_{};  // Nanoseconds of an element; 0: none in this trial yet.
+    std::array<int, kSplits> left_{};      // Runs to time in the trial, of each.
     Split best_ = Split::kBoth;
-    size_t turn_ = 0;  // Whose it is in the trial.
-    int runs_ = 0;     // Since the last trial.
+    Split turn_ = Split::kBoth;          // Whose it is in the trial.
+    uint64_t wait_ = 0;                  // Runs until the next trial,
+    uint64_t next_wait_ = kRunsBetween;  // and from that one to the one after it.
 };
 
 }  // namespace trainstream::optim
