@@ -35,7 +35,7 @@ def recorder(name):
 
 fake = types.ModuleType("trainstream._C")
 for name in ("start_sim", "cuda_allocator", "install_cuda_allocator", "pin", "pin_briefly",
-             "pin_storage", "step_done", "mark_written", "close"):
+             "pin_storage", "step_done", "mark_written", "UnseenStep", "close"):
     setattr(fake, name, recorder(name))
 fake.calls, fake.has_cuda, fake.torch_version = calls, HAS_CUDA, TORCH_VERSION
 fake.cuda_device_count = lambda: (0, "no driver")

@@ -1002,3 +1002,77 @@ def test_optimizer_that_writes_through_addresses_loses_nothing(tmp_path):
               average[-1].item())
     """
     assert exit_numbers(run_both(tmp_path, script, "vram:32MiB"))["evicted"] > 0
+
+
+def test_optimizer_that_writes_through_addresses_between_its_operators_loses_nothing(tmp_path):
+    """What it writes left and came back within the step, clean; so do states that it has just made.
+
+    From its first step on, and after one that failed.
+    """
+    script = """
+    import ctypes
+    data_ptr = getattr(torch.Tensor.data_ptr, "__wrapped__", torch.Tensor.data_ptr)
+    numel = 2**20
+
+    def add_unseen(tensor):
+        array = (ctypes.c_float * numel).from_address(data_ptr(tensor))
+        array[0], array[numel - 1] = array[0] + 1, array[numel - 1] - 1
+
+    class Unseen(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self, fail=False):
+            for p in self.param_groups[0]["params"]:
+                state = self.state[p]
+                if not state:
+                    state["first"] = torch.zeros(numel)
+                for tensor in (p, state["first"]):
+                    evict_all()
+                    torch.mm(tensor.view(1024, 1024), tensor.view(1024, 1024))  # Now clean.
+                    add_unseen(tensor)
+                    evict_all()
+            if fail:
+                raise ValueError
+
+    params = [torch.nn.Parameter(torch.zeros(numel)) for _ in range(2)]
+    optimizer = Unseen(params, {})
+    for step in range(4):
+        try:
+            optimizer.step(fail=step == 1)
+        except ValueError:
+            print("failed")
+        for p in params:
+            first = optimizer.state[p]["first"]
+            print(p[0].item(), p[-1].item(), first[0].item(), first[-1].item())
+    """
+    assert exit_numbers(run_both(tmp_path, script, "vram:32MiB"))["evicted"] > 0
+
+
+def test_function_that_writes_through_addresses_loses_nothing(tmp_path):
+    """Its argument left and came back before the write, clean, and leaves again after it."""
+    script = """
+    import ctypes
+    data_ptr = getattr(torch.Tensor.data_ptr, "__wrapped__", torch.Tensor.data_ptr)
+    numel = 2**20
+
+    class Unseen(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, leaves_within):
+            evict_all()
+            torch.mm(x.view(1024, 1024), x.view(1024, 1024))  # Clean from here on.
+            (ctypes.c_float * numel).from_address(data_ptr(x))[0] += 1
+            if leaves_within:
+                evict_all()
+            return x.sum()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad.expand(numel), None
+
+    for leaves_within in (True, False):
+        x = torch.zeros(numel, requires_grad=True)
+        for _ in range(3):
+            Unseen.apply(x, leaves_within)
+            evict_all()
+            print(x[0].item())
+    """
+    assert exit_numbers(run_both(tmp_path, script, "vram:32MiB"))["evicted"] > 0

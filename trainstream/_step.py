@@ -1,5 +1,6 @@
 """Around a step of any optimizer: what it may write counts as written, and steps are counted."""
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
@@ -25,10 +26,22 @@ def install(extension: ModuleType, after_step: Callable[[], None] | None = None)
     Args:
         after_step: What else is to be done after each step; it never raises. Default None.
     """
-    known: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
+    # Those whose kernels nobody announces; and what says so to the pager, of each that steps now.
+    unseen: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
+    stepping: dict[int, object] = {}
 
     def before(optimizer, args, kwargs) -> None:
+        for key in [key for key in stepping if key not in unseen]:
+            del stepping[key]  # Its last step failed, and it is gone.
+        stepping[id(optimizer)] = extension.UnseenStep()
         extension.mark_written(_tensors_of(optimizer))
+
+    def hear(optimizer) -> None:
+        """Of an optimizer from its first step on. Not by a hook for all: one more hook is one more
+        break in a compiled step."""
+        if _writes_unseen(optimizer) and unseen.get(id(optimizer)) is not optimizer:
+            unseen[id(optimizer)] = optimizer
+            optimizer.register_step_pre_hook(before)
 
     # A compiled optimizer step would trace into the extension and warn that it cannot.
     @_edges.hidden_from_compiler
@@ -36,16 +49,27 @@ def install(extension: ModuleType, after_step: Callable[[], None] | None = None)
         _stepped[id(optimizer)] = optimizer
         if _writes_unseen(optimizer):
             extension.mark_written(_tensors_of(optimizer))
-            # And before its next steps, or what leaves in the middle of one may leave too early.
-            # Not for all optimizers: one more hook is one more break in a compiled step.
-            if known.get(id(optimizer)) is not optimizer:
-                known[id(optimizer)] = optimizer
-                optimizer.register_step_pre_hook(before)
+            stepping.pop(id(optimizer), None)
+            hear(optimizer)  # It is older than the hook.
         extension.step_done()
         if after_step is not None:
             after_step()
 
     register_optimizer_step_post_hook(after)
+    _after_creation(hear)
+
+
+def _after_creation(function: Callable[[Optimizer], None]) -> None:
+    """Calls it with each optimizer that is made, or comes out of a pickle, from now on."""
+    original = Optimizer._patch_step_function
+
+    @functools.wraps(original)
+    def patched(optimizer) -> None:
+        original(optimizer)
+        if hasattr(optimizer, "_optimizer_step_pre_hooks"):  # Wrappers leave torch's out.
+            function(optimizer)
+
+    Optimizer._patch_step_function = patched
 
 
 def _writes_unseen(optimizer: Optimizer) -> bool:

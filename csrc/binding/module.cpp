@@ -18,6 +18,7 @@
 #include "binding/optim_module.h"
 #include "binding/planner_module.h"
 #include "binding/saved_tensors.h"
+#include "binding/unseen_step.h"
 #include "binding/use_scope.h"
 
 #ifdef TS_WITH_CUDA
@@ -370,6 +371,9 @@ PYBIND11_MODULE(_C, module) {
     module.def("pin_storage", &pin_storage);
     module.def("evict_all", &evict_all, NoGil());
     module.def("mark_written", &mark_written, NoGil());
+    py::class_<UnseenStep>(module, "UnseenStep")
+        .def(py::init<>(), NoGil())
+        .def("end", &UnseenStep::end, NoGil());
     module.def("is_watching", &operator_guard::is_watching);
     module.def("page", &page, NoGil());
     module.def("unpage", &unpage, NoGil());

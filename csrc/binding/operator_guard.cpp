@@ -97,8 +97,27 @@ ThreadState& thread_state() {
 /// neither nests nor pins, and is no boundary.
 struct NotAnOperator final : at::ObserverContext {};
 
-void announce(const at::RecordFunction& function, const OperatorTraits* traits,
-              ThreadState& state) {
+/// A Python function, which may hand its arguments to kernels that nobody announces until it ends.
+/// Likewise no operator.
+struct PythonFunction final : at::ObserverContext {
+    PythonFunction() = default;
+    ~PythonFunction() override {
+        if (PagerRegistry::instance().forked()) {
+            return;  // The locks are as other threads of the parent left them.
+        }
+        for (const auto& [pager, storages] : arguments) {
+            pager->end_unseen(storages);
+        }
+    }
+    PythonFunction(const PythonFunction&) = delete;
+    PythonFunction& operator=(const PythonFunction&) = delete;
+
+    std::vector<std::pair<Pager*, std::vector<StoragePtr>>> arguments;
+};
+
+/// `python`: where arguments are noted; null for an operator.
+void announce(const at::RecordFunction& function, const OperatorTraits* traits, ThreadState& state,
+              PythonFunction* python) {
     for (PagerUses& group : state.uses) {
         group.uses.clear();
     }
@@ -126,9 +145,10 @@ void announce(const at::RecordFunction& function, const OperatorTraits* traits,
         if (PagerRegistry::instance().pools_open()) {
             group.pager->set_capturing(group.pager->device().is_capturing(stream.id()));
         }
-        if (traits == nullptr) {
+        if (python != nullptr) {
             Pins passing;
             group.pager->begin_use(group.uses, stream.id(), &passing);
+            python->arguments.emplace_back(group.pager, group.pager->begin_unseen(passing));
             group.pager->end_use(&passing);
         } else {
             group.pager->begin_use(group.uses, stream.id(), state.pins_of(group.pager));
@@ -178,23 +198,24 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function
     }
     ThreadState& state = thread_state();
     const OperatorTraits* traits = traits_of(function);
-    std::unique_ptr<at::ObserverContext> context;
-    if (traits == nullptr) {
-        context = std::make_unique<NotAnOperator>();
-        if (is_view_without_schema(function)) {
-            return context;
-        }
-    } else if (traits->only_views) {
+    if (traits == nullptr && is_view_without_schema(function)) {
         return std::make_unique<NotAnOperator>();
-    } else {
-        ++state.depth;  // Before anything can throw: on_end takes it back.
-        if (state.raw_depth != 0) {
-            return nullptr;
-        }
-        state.raw_depth = traits->leaves_raw ? state.depth : 0;
     }
-    announce(function, traits, state);
-    return context;
+    if (traits == nullptr) {
+        auto python = std::make_unique<PythonFunction>();
+        announce(function, traits, state, python.get());
+        return python;
+    }
+    if (traits->only_views) {
+        return std::make_unique<NotAnOperator>();
+    }
+    ++state.depth;  // Before anything can throw: on_end takes it back.
+    if (state.raw_depth != 0) {
+        return nullptr;
+    }
+    state.raw_depth = traits->leaves_raw ? state.depth : 0;
+    announce(function, traits, state, nullptr);
+    return nullptr;
 }
 
 void on_end(const at::RecordFunction& function, at::ObserverContext* context) {

@@ -201,6 +201,15 @@ public:
     /// plan is in force, so that nothing is laid out anew between steps.
     bool may_leave_pending() const;
 
+    // Kernels that nobody announces: pager_unseen.cpp.
+    /// From here to end_unseen() such a kernel may write to what is pinned: it leaves with a copy
+    /// only, whatever was announced, and counts as written once more at the end.
+    std::vector<StoragePtr> begin_unseen(const Pins& pins);
+    void end_unseen(const std::vector<StoragePtr>& storages) noexcept;
+    /// The same for all storages, those included that are yet to be made: such an optimizer's step.
+    void begin_unseen_step();
+    void end_unseen_step() noexcept;
+
     /// Moves every storage that may move to the host. Returns the bytes that left.
     uint64_t evict_all();
     /// An optimizer's step has ended.
@@ -355,6 +364,7 @@ private:
     void note_use(Storage& storage, Pins* pins, const Use& use) TS_REQUIRES(mutex_);
     bool can_be_planned(const Storage& storage) const TS_REQUIRES(mutex_);
     bool is_used_unseen(const Storage& storage) const TS_REQUIRES(mutex_);
+    bool may_be_written_unseen(const Storage& storage) const TS_REQUIRES(mutex_);
     void judge_step(bool moved);
     bool give_plan_for_another();
     void plan_step(const StepTrace& trace, uint64_t live_peak_bytes, bool moved);
@@ -433,6 +443,7 @@ private:
     std::atomic<std::chrono::steady_clock::time_point> warm_up_ends_{};
     uint64_t moving_ TS_GUARDED_BY(mutex_) = 0;  // Storages in transition.
     uint64_t pending_writes_ TS_GUARDED_BY(mutex_) = 0;
+    uint64_t unseen_steps_ TS_GUARDED_BY(mutex_) = 0;  // That are under way.
     uint64_t watch_again_bytes_ TS_GUARDED_BY(mutex_) = 0;
     uint64_t resident_peak_bytes_ TS_GUARDED_BY(mutex_) = 0;
     uint64_t quiet_steps_ TS_GUARDED_BY(mutex_) = 0;

@@ -165,6 +165,9 @@ bool Pager::evict(const StoragePtr& storage) {
         if (storage->freed || !storage->movable() || !may_move()) {
             return false;
         }
+        if (may_be_written_unseen(*storage)) {
+            drop_host_copy(*storage);
+        }
         storage->begin_evict();
         begin_move();
         owner = storage->owner;

@@ -61,13 +61,6 @@ void Pager::note_use(Storage& storage, Pins* pins, const Use& use) {
     }
 }
 
-/// In this step or the last one. No stream waits for a load or for what left a frame until an
-/// operator names the storage, so such a kernel might find bytes that are still on their way. What
-/// is moved on demand is in order for its home stream at once.
-bool Pager::is_used_unseen(const Storage& storage) const {
-    return storage.unseen_step != 0 && storage.unseen_step >= stats_.steps;
-}
-
 bool Pager::can_be_planned(const Storage& storage) const {
     // Where somebody pages blocks, the rest stays: a plan that moved it too would undo what they
     // say.

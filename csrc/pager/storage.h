@@ -155,6 +155,7 @@ public:
     uint32_t item = kNoItem;      // Its number in the plan.
 
     uint32_t pending_writes = 0;  // That were announced and have not ended.
+    uint32_t unseen_writers = 0;  // Under way: what may write without being announced.
 
     size_t saved_count = 0;  // Saved tensors that hold it, each with one reference.
     Spill spill = Spill::kNo;

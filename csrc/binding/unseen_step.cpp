@@ -1,0 +1,29 @@
+#include "binding/unseen_step.h"
+
+#include <utility>
+
+#include "allocator/pager_registry.h"
+
+namespace trainstream {
+
+UnseenStep::UnseenStep() {
+    if (PagerRegistry::instance().forked()) {
+        return;  // Nothing moves in a child.
+    }
+    PagerRegistry::instance().for_each([this](Pager& pager) {
+        pager.begin_unseen_step();
+        pagers_.push_back(&pager);
+    });
+}
+
+void UnseenStep::end() noexcept {
+    const std::vector<Pager*> pagers = std::exchange(pagers_, {});
+    if (PagerRegistry::instance().forked()) {
+        return;  // The locks are as other threads of the parent left them.
+    }
+    for (Pager* pager : pagers) {
+        pager->end_unseen_step();
+    }
+}
+
+}  // namespace trainstream

@@ -1,0 +1,54 @@
+// csrc/pager/pager_unseen.cpp: kernels that nobody announces. Those of apex or DeepSpeed, of a
+// Python function and of its backward pass: they write to what they were given, at any time until
+// they end.
+#include "base/assert.h"
+#include "pager/pager.h"
+
+namespace trainstream {
+
+/// In this step or the last one. No stream waits for a load or for what left a frame until an
+/// operator names the storage, so such a kernel might find bytes that are still on their way. What
+/// is moved on demand is in order for its home stream at once.
+bool Pager::is_used_unseen(const Storage& storage) const {
+    return storage.unseen_step != 0 && storage.unseen_step >= stats_.steps;
+}
+
+/// Its host copy, if it has one, may be out of date already: it was made, or the storage was
+/// brought in, between two such writes.
+bool Pager::may_be_written_unseen(const Storage& storage) const {
+    return unseen_steps_ > 0 || storage.unseen_writers > 0;
+}
+
+std::vector<StoragePtr> Pager::begin_unseen(const Pins& pins) {
+    std::vector<StoragePtr> storages;
+    MutexLock lock(mutex_);
+    for (const Pin& pin : pins) {
+        ++pin.storage->unseen_writers;
+        storages.push_back(pin.storage);
+    }
+    return storages;
+}
+
+void Pager::end_unseen(const std::vector<StoragePtr>& storages) noexcept {
+    MutexLock lock(mutex_);
+    for (const StoragePtr& storage : storages) {
+        TS_ASSERT_GT(storage->unseen_writers, 0u);
+        --storage->unseen_writers;
+        if (!storage->freed) {
+            drop_host_copy(*storage);  // Of what is on the device; on the host the write is there.
+        }
+    }
+}
+
+void Pager::begin_unseen_step() {
+    MutexLock lock(mutex_);
+    ++unseen_steps_;
+}
+
+void Pager::end_unseen_step() noexcept {
+    MutexLock lock(mutex_);
+    TS_ASSERT_GT(unseen_steps_, 0u);
+    --unseen_steps_;
+}
+
+}  // namespace trainstream
