@@ -17,6 +17,7 @@ struct Region {
     uintptr_t begin = 0;
     uintptr_t end = 0;
     bool contains(uintptr_t address) const { return address >= begin && address < end; }
+    bool operator==(const Region& other) const { return begin == other.begin && end == other.end; }
 };
 
 /// Owner: the allocator. Lock: its own; callers hold no pager lock.

@@ -99,6 +99,7 @@ void DeviceMap::insert(const StoragePtr& storage) {
             end_before = begin;
         }
     }
+    update_gaps(begin);
 }
 
 void DeviceMap::erase(const void* device_address) {
@@ -106,6 +107,17 @@ void DeviceMap::erase(const void* device_address) {
     TS_ASSERT(found != blocks_.end());
     bytes_ -= found->second.storage->size_bytes();
     blocks_.erase(found);
+    update_gaps(as_address(device_address));
+}
+
+void DeviceMap::add_wall(const Region& wall) {
+    walls_.emplace(wall.begin, wall.end);
+    update_gaps(wall.begin);
+}
+
+void DeviceMap::remove_wall(uintptr_t begin) {
+    walls_.erase(begin);
+    update_gaps(begin);
 }
 
 void DeviceMap::for_each_in(const Region& region, const Visitor& visit) const {
@@ -127,18 +139,41 @@ void DeviceMap::for_each_in(const Region& region, const Visitor& visit) const {
     }
 }
 
-void DeviceMap::for_each_gap(const Region& region,
-                             const std::function<void(const Region&)>& visit) const {
+void DeviceMap::add_gaps(const Region& region) const {
     uintptr_t free_from = region.begin;
     for_each_in(region, [&](const Region& taken, const StoragePtr* /*storage*/) {
         if (taken.begin > free_from) {
-            visit({free_from, taken.begin});
+            gaps_.emplace(free_from, taken.begin);
         }
         free_from = taken.end;
     });
     if (region.end > free_from) {
-        visit({free_from, region.end});
+        gaps_.emplace(free_from, region.end);
     }
+}
+
+/// What is at `address` came or went: nothing has changed beyond its neighbours.
+void DeviceMap::update_gaps(uintptr_t address) {
+    const auto region = std::find_if(gap_regions_.begin(), gap_regions_.end(),
+                                     [&](const Region& one) { return one.contains(address); });
+    if (region == gap_regions_.end()) {
+        return;
+    }
+    Region part = *region;
+    const auto narrow = [&](const auto& taken) {
+        const auto at = taken.lower_bound(address);
+        if (at != taken.begin()) {
+            part.begin = std::max(part.begin, std::prev(at)->first);
+        }
+        const auto next = taken.upper_bound(address);
+        if (next != taken.end()) {
+            part.end = std::min(part.end, next->first);
+        }
+    };
+    narrow(blocks_);
+    narrow(walls_);
+    gaps_.erase(gaps_.lower_bound(part.begin), gaps_.lower_bound(part.end));
+    add_gaps(part);
 }
 
 bool DeviceMap::has_gap(const std::vector<Region>& regions, size_t need) const {
@@ -147,16 +182,19 @@ bool DeviceMap::has_gap(const std::vector<Region>& regions, size_t need) const {
 
 std::optional<Region> DeviceMap::highest_gap(const std::vector<Region>& regions,
                                              size_t need) const {
-    std::optional<Region> highest;
-    for (const Region& region : regions) {
-        for_each_gap(region, [&](const Region& gap) {
-            const bool fits = gap.end - gap.begin >= need;
-            if (fits && (!highest.has_value() || gap.begin > highest->begin)) {
-                highest = gap;
-            }
-        });
+    if (regions != gap_regions_) {
+        gap_regions_ = regions;
+        gaps_.clear();
+        for (const Region& region : regions) {
+            add_gaps(region);
+        }
     }
-    return highest;
+    for (auto gap = gaps_.rbegin(); gap != gaps_.rend(); ++gap) {
+        if (gap->second - gap->first >= need) {
+            return Region{gap->first, gap->second};
+        }
+    }
+    return std::nullopt;
 }
 
 std::vector<StoragePtr> DeviceMap::coldest_window(const std::vector<Region>& regions, size_t need,

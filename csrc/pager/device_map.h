@@ -16,7 +16,11 @@
 
 namespace trainstream {
 
-/// Owner: the pager. Lock: the pager's mutex. Invariant: blocks do not overlap.
+/// Owner: the pager. Lock: the pager's mutex.
+///
+/// Invariants:
+///   1. Blocks and walls do not overlap.
+///   2. `gaps_` are the bytes of `gap_regions_` that neither has.
 class DeviceMap {
 public:
     /// A storage and where the next one can begin.
@@ -36,8 +40,8 @@ public:
     uint64_t bytes() const { return bytes_; }
 
     /// Memory that the pager took for frames: no storage has it, and it is not free.
-    void add_wall(const Region& wall) { walls_.emplace(wall.begin, wall.end); }
-    void remove_wall(uintptr_t begin) { walls_.erase(begin); }
+    void add_wall(const Region& wall);
+    void remove_wall(uintptr_t begin);
 
     /// Whether some region has `need` free bytes in a row.
     bool has_gap(const std::vector<Region>& regions, size_t need) const;
@@ -56,12 +60,17 @@ private:
     using Visitor = std::function<void(const Region&, const StoragePtr* storage)>;
 
     void for_each_in(const Region& region, const Visitor& visit) const;
-    void for_each_gap(const Region& region, const std::function<void(const Region&)>& visit) const;
+    void add_gaps(const Region& region) const;
+    void update_gaps(uintptr_t address);
 
     const size_t slack_bytes_;
     std::map<uintptr_t, Block> blocks_;
     std::map<uintptr_t, uintptr_t> walls_;  // Where each ends.
     uint64_t bytes_ = 0;
+    // Kept from one question to the next, since every allocation asks and there are hundreds of
+    // blocks: the gaps of these regions, and where each ends.
+    mutable std::vector<Region> gap_regions_;
+    mutable std::map<uintptr_t, uintptr_t> gaps_;
 };
 
 }  // namespace trainstream

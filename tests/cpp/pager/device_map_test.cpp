@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <random>
 #include <set>
@@ -330,6 +331,59 @@ TEST(DeviceMapDeathTest, TwoBlocksAtOneAddressStopTheProgram) {
     EXPECT_DEATH(map.erase(as_pointer(0x2000)), "check failed");
 }
 #endif
+
+/// A map that answered questions all along, against one that is asked for the first time.
+TEST(DeviceMapTest, GapsAreThoseOfAMapThatIsAskedForTheFirstTime) {
+    std::mt19937_64 random(3);
+    const std::vector<std::vector<Region>> layouts = {
+        {{100 * kUnit, 200 * kUnit}},
+        {{100 * kUnit, 140 * kUnit}, {140 * kUnit, 150 * kUnit}, {160 * kUnit, 220 * kUnit}},
+    };
+    for (int walk = 0; walk < 50; ++walk) {
+        DeviceMap asked(0);
+        std::map<uintptr_t, StoragePtr> blocks;  // By unit.
+        std::map<uintptr_t, uintptr_t> walls;
+        const auto is_free = [&](uintptr_t begin, uintptr_t end) {
+            bool free = true;
+            for (const auto& [at, block] : blocks) {
+                free = free && (at + block->size_bytes() / kUnit <= begin || at >= end);
+            }
+            for (const auto& [from, to] : walls) {
+                free = free && (to <= begin || from >= end);
+            }
+            return free;
+        };
+        for (int i = 0; i < 200; ++i) {
+            const uintptr_t begin = 90 + random() % 140;  // Some lie outside.
+            const uintptr_t end = begin + 1 + random() % 12;
+            if (blocks.count(begin) != 0) {
+                asked.erase(blocks.at(begin)->device_address());
+                blocks.erase(begin);
+            } else if (walls.count(begin) != 0) {
+                asked.remove_wall(begin * kUnit);
+                walls.erase(begin);
+            } else if (is_free(begin, end) && random() % 4 == 0) {
+                asked.add_wall({begin * kUnit, end * kUnit});
+                walls.emplace(begin, end);
+            } else if (is_free(begin, end)) {
+                blocks[begin] = storage_at(begin * kUnit, (end - begin) * kUnit, 1, true);
+                asked.insert(blocks[begin]);
+            }
+            DeviceMap fresh(0);
+            for (const auto& [at, block] : blocks) {
+                fresh.insert(block);
+            }
+            for (const auto& [from, to] : walls) {
+                fresh.add_wall({from * kUnit, to * kUnit});
+            }
+            const std::vector<Region>& regions = layouts[random() % 8 == 0 ? 1 : 0];
+            for (const size_t need : {kUnit, 3 * kUnit, 8 * kUnit, 20 * kUnit}) {
+                ASSERT_EQ(asked.highest_gap(regions, need), fresh.highest_gap(regions, need))
+                    << "walk " << walk << ", step " << i;
+            }
+        }
+    }
+}
 
 }  // namespace
 }  // namespace trainstream
