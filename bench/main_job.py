@@ -108,8 +108,9 @@ class Worker(Records):
             sys.stderr.write(self.process.stderr.read())
         raise WorkerEnded("failed: the process ended early")
 
-    def step(self):
-        self.process.stdin.write("step\n")
+    def step(self, times=1):
+        """`times`: how many times as many sequences as usual."""
+        self.process.stdin.write(f"step {times}\n")
         self.process.stdin.flush()
         self.steps.append(self.read())
 

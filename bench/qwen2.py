@@ -112,9 +112,10 @@ class Trainer:
         self.device, self.size = device, (sequences, length)
         self.generator = torch.Generator().manual_seed(seed)
 
-    def step(self):
-        ids = torch.randint(0, self.vocabulary, self.size, generator=self.generator)
-        ids = ids.to(self.device)
+    def step(self, times=1):
+        """On `times` as many sequences as usual."""
+        size = times * self.size[0], self.size[1]
+        ids = torch.randint(0, self.vocabulary, size, generator=self.generator).to(self.device)
         loss = (self.engine or self.model)(input_ids=ids, labels=ids).loss
         if self.engine:
             self.engine.update(loss)

@@ -1,6 +1,6 @@
 """Trains a Qwen2-shaped model, a step for each line on stdin; answers each with a line of JSON.
 
-    echo -e "step\nstep\nend" | python bench/train_worker.py --shape 1.26b
+    echo -e "step\nstep 4\nend" | python bench/train_worker.py --shape 1.26b
 
 Knows nothing of trainstream but its counters, read when it is switched on by the environment.
 """
@@ -83,9 +83,10 @@ def train(options):
     trainer, built = build(options)
     answer(**built)
     for line in sys.stdin:
-        if line.strip() != "step":
+        word, *times = line.split()
+        if word != "step":
             break
-        answer(**step(trainer))
+        answer(**step(trainer, *map(int, times)))
     answer(**digest(trainer))
 
 
@@ -114,9 +115,10 @@ def built_event(model, device, seconds):
     }
 
 
-def step(trainer):
+def step(trainer, times=1):
+    """On `times` as many sequences as usual."""
     start = time.perf_counter()
-    loss = trainer.step()
+    loss = trainer.step(times)
     wait_for(trainer.device)
     seconds = time.perf_counter() - start
     share = getattr(trainer.optimizer, "share", (0, 0))

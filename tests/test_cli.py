@@ -65,7 +65,7 @@ def test_help_of_every_command_has_examples(capsys):
         (["run", "--speed", "9", "train.py"], 2, "unrecognized arguments: --speed"),
         (["fit", "config.json"], 2, "required: --tokens"),
         (["fit", "config.json", "--tokens", "0"], 2, "'0' is no whole number from 1 on"),
-        (["bench", "nothing"], 2, "there are: activations, compare, distributed_job, imports"),
+        (["bench", "nothing"], 2, "there are: activations, budgets, compare, distributed_job"),
     ],
 )
 def test_faults_of_the_user_are_one_line_and_a_status(capsys, words, status, message):

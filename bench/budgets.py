@@ -1,0 +1,106 @@
+"""One job under one budget after the other: none over it, none slower than the next smaller one.
+
+    python bench/budgets.py [--shape 7.62b] [--budgets 8,12,18,24,40,60] [--steps 9] \
+        [--longer 5] [--device cuda]
+
+Each budget, in GiB (on the CPU in MiB), has a process of its own; the same losses are asked of all
+of them and of stock, bit for bit. With --longer N the batch of step N is four times as large, in
+all of them: the run must go on, and its plan with it. A step is the median of those after the
+plan's first two.
+"""
+
+import argparse
+import statistics
+import sys
+
+import main_job
+import results
+
+# Steps that do not count: two on demand, and two in which the plan measures its arena.
+WARM_UP = 4
+# By how much a step may be slower than under less memory: hosts are shared.
+NOISE = 0.03
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", default="7.62b")
+    parser.add_argument("--budgets", default="8,12,18,24,40,60", help="GiB, MiB on the CPU")
+    parser.add_argument("--steps", type=int, default=9)
+    parser.add_argument("--longer", type=int, help="step of a batch four times as large, from 0 on")
+    parser.add_argument("--kind", default="stock")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--sequences", type=int, default=4)
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--conf", default="", help="further configuration")
+    parser.add_argument("--name", default="budgets")
+    parser.add_argument("--folder")
+    return parser.parse_args()
+
+
+def train(options, conf=None):
+    worker = main_job.Worker(options, conf)
+    for step in range(options.steps):
+        worker.step(times=4 if step == options.longer else 1)
+    return worker.end()
+
+
+def usual_seconds(options, records):
+    usual = [s["seconds"] for i, s in enumerate(records.steps) if i not in (options.longer,)]
+    return statistics.median(usual[min(WARM_UP, len(usual) - 1) :])
+
+
+def rows_of(options, name, bytes_, records):
+    """What one budget gave."""
+    seconds = usual_seconds(options, records)
+    peak = main_job.peak_held(records)
+    rows = [
+        (f"{name}: step, median after {WARM_UP}", seconds, "s"),
+        (f"{name}: peak reserved", peak, "bytes"),
+        (f"{name}: peak reserved within budget", int(peak <= bytes_), "bool"),
+        (f"{name}: plans made", records.steps[-1]["ts_plans"], "count"),
+    ]
+    for key in ("predicted_seconds", "bound_seconds"):
+        if key in records.digest:
+            word = key.removesuffix("_seconds")
+            rows.append((f"{name}: {word}", records.digest[key], "s"))
+            rows.append((f"{name}: step against {word}", seconds / records.digest[key], "ratio"))
+    if options.longer is not None:
+        longer = records.steps[options.longer]
+        rows.append((f"{name}: the longer step", longer["seconds"], "s"))
+    return rows
+
+
+def main():
+    options = arguments()
+    unit, word = (2**30, "GiB") if options.device == "cuda" else (2**20, "MiB")
+    stock = train(options)
+    rows = [("stock: step", usual_seconds(options, stock), "s")]
+    right, seconds = stock.is_finite(), []
+    for budget in map(float, options.budgets.split(",")):
+        name, bytes_ = f"{budget:g} {word}", int(budget * unit)
+        records = train(options, main_job.conf_of(options, bytes_))
+        equal = records.losses() == stock.losses() and records.weights == stock.weights
+        found = [(f"{name}: losses and weights bit-equal", int(equal), "bool")]
+        found += rows_of(options, name, bytes_, records)
+        seconds.append(found[1][1])
+        found.append((f"{name}: step against stock", seconds[-1] / rows[0][1], "ratio"))
+        if len(seconds) > 1:
+            slower = seconds[-1] / seconds[-2]
+            found.append((f"{name}: step against the next smaller budget", slower, "ratio"))
+        right = right and equal and bool(found[3][1])
+        rows += found
+        for row in found:
+            print("{:60} {:.6g} {}".format(*row), flush=True)
+    falling = [b <= a * (1 + NOISE) for a, b in zip(seconds, seconds[1:], strict=False)]
+    rows.append(("none slower than with less, noise aside", int(all(falling)), "bool"))
+    print("{:60} {:.6g} {}".format(*rows[-1]))
+    if options.folder:
+        versions = {"torch": stock.built["torch"]}
+        hardware = stock.built["hardware"]
+        print(results.write(options.name, hardware, versions, rows, options.folder))
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
