@@ -18,22 +18,9 @@ contract() {
         { tail -30 "$out/cmake.log"; return 1; }
     ctest --test-dir build/gpu-core -R "Device|HostPool|Cuda" --output-on-failure | tail -30
 }
-# Several runners side by side: most of a case is starting up.
 cases() {
-    local runners=${CASE_RUNNERS:-5} all=() processes=() i k status=0
-    mapfile -t all < <(basename -s .py "$CASES"/*.py | grep -v '^run_cases$')
-    for ((i = 0; i < runners; i++)); do
-        local names=()
-        for ((k = i; k < ${#all[@]}; k += runners)); do names+=("${all[k]}"); done
-        "$python" "$CASES/run_cases.py" --device ${CASE_DEVICE:-cuda} --vram-fraction 0.35 --timeout 200 \
-            "${names[@]}" >"$out/cases-$i.log" 2>&1 &
-        processes+=($!)
-    done
-    for i in "${!processes[@]}"; do
-        wait "${processes[i]}" || status=1
-        cat "$out/cases-$i.log"
-    done
-    return $status
+    tools/cases.sh "${CASE_RUNNERS:-5}" "$python" "$CASES/run_cases.py" \
+        --device "${CASE_DEVICE:-cuda}" --vram-fraction 0.35 --timeout 200
 }
 pytests() { "$python" -m pytest -q -m gpu --ignore=tests/ecosystem tests 2>&1 | tail -30; }
 ecosystem() { "$python" -m pytest -q -m gpu tests/ecosystem 2>&1 | tail -30; }

@@ -132,11 +132,14 @@ class _Quiet:
             if self._whole.knows(params):
                 self._tight.remember(params)
             return False
-        if self._is_fused or (self._whole.knows(params) and not self._tight.knows(params)):
+        if self._is_fused:
             return True
-        if self._tight.knows(params) or not self._fits(params):
+        if self._tight.knows(params):
             return False
-        self._whole.remember(params)
+        if not self._whole.knows(params):
+            if not self._fits(params):
+                return False
+            self._whole.remember(params)
         return True
 
     def _fits(self, params: list[torch.Tensor]) -> bool:
