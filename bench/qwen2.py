@@ -9,7 +9,11 @@ import hashlib
 
 import rivals
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+
+try:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+except ImportError as fault:
+    raise SystemExit("bench: Qwen2 shapes need transformers: pip install transformers") from fault
 
 SHAPES = {
     "tiny": {

@@ -62,6 +62,16 @@ def test_check_refuses_with_every_term_unless_told_not_to():
     Budget(vram="4GiB", ram="16GiB", check_memory=False).check(fixed="5GiB")
 
 
+def test_check_says_nothing_of_a_device_that_needs_nothing():
+    with pytest.raises(BudgetError) as refused:
+        Budget(vram="4GiB", ram="16GiB").check(fixed=0, paged="20GiB")
+    assert str(refused.value) == (
+        "trainstream: the run cannot fit: host memory must hold 20.00 GiB in paged blocks, the "
+        "limit is 16.00 GiB. Raise ram by at least 4.00 GiB, make the batch smaller, or try all "
+        "the same with check_memory=False."
+    )
+
+
 def test_a_card_with_room_pages_nothing_and_smaller_ones_fit_nine_tenths():
     assert plan(80).initial_paged() == []
     for gib, least in ((24, 20), (8, 1), (4, 0)):

@@ -37,12 +37,16 @@ Error does_not_fit(const FitNumbers& n) {
         advice = "Raise " + what + " by at least " + format_bytes(lack) +
                  (host_lack > 0 ? " and ram by " + format_bytes(host_lack) : "");
     }
+    std::string on_device;
+    if (device > 0) {
+        on_device = "device memory must hold " + format_bytes(device) + " at once (" +
+                    format_bytes(n.fixed_bytes) + " outside the blocks + " +
+                    format_bytes(n.resident_bytes) + " in blocks that stay + " +
+                    format_bytes(n.inflight_bytes) + " in flight), the budget is " +
+                    format_bytes(n.device_budget_bytes) + "; ";
+    }
     return {ErrorKind::kOutOfMemory,
-            "trainstream: the run cannot fit: device memory must hold " + format_bytes(device) +
-                " at once (" + format_bytes(n.fixed_bytes) + " outside the blocks + " +
-                format_bytes(n.resident_bytes) + " in blocks that stay + " +
-                format_bytes(n.inflight_bytes) + " in flight), the budget is " +
-                format_bytes(n.device_budget_bytes) + "; host memory must hold " +
+            "trainstream: the run cannot fit: " + on_device + "host memory must hold " +
                 format_bytes(n.paged_bytes) + " in paged blocks, the limit is " +
                 format_bytes(n.host_budget_bytes) + ". " + advice +
                 ", make the batch smaller, or try all the same with check_memory=False."};
