@@ -65,6 +65,25 @@ def test_sums_are_those_of_the_statistics_under_pressure(tmp_path):
     assert lines[1:] == ["True", "True 0", "True True sim"]
 
 
+def test_a_run_that_fits_counts_each_storage_once_by_its_kind(tmp_path):
+    """Once it is quiet no operator says whose a new storage is."""
+    script = """
+    optimizer = torch.optim.AdamW(model.parameters())
+    train(optimizer, steps=6)
+    optimizer.zero_grad()
+    model(torch.arange(256)).square().mean().backward()
+    print(stats()["watching"])
+    report = trainstream.memory_report(model, as_dict=True)
+    check_sums(report)
+    print(*(in_all(report["now"][kind]) // 2**20 for kind in report["now"]), *report["now"])
+    """
+    result = run_real(tmp_path, TIED + textwrap.dedent(script), "vram:1GiB")
+    assert result.stdout.splitlines() == [
+        "False",
+        "12 12 24 0 0 weights gradients optimizer activations other",
+    ]
+
+
 def test_biggest_storages_have_the_parameters_names(tmp_path):
     script = """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

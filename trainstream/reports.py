@@ -67,9 +67,10 @@ class _Named:
 def make(model: torch.nn.Module | None) -> dict:
     """The report as a dictionary; see trainstream.memory_report."""
     state = _switch.current()
-    storages = {} if state is None else _managed(state.extension)
+    tensors = list(_named_tensors(model))
+    storages = {} if state is None else _managed(state.extension, tensors)
     unknown = [storages.pop(key) for key in list(storages) if key < 0]  # No owner to name them by.
-    for named in _named_tensors(model):
+    for named in tensors:
         _add(storages, named, state)
     every = [*storages.values(), *unknown]
     totals = {kind: dict.fromkeys(PLACES, 0) for kind in KINDS}
@@ -90,8 +91,11 @@ def make(model: torch.nn.Module | None) -> dict:
     }
 
 
-def _managed(extension) -> dict[int, _Storage]:
+def _managed(extension, tensors: list[_Named]) -> dict[int, _Storage]:
     """The managed storages by their owners' addresses; by numbers below 0 where none is known."""
+    if not extension.is_watching():  # Then nobody says whose the younger ones are.
+        plain = (_plain(named.tensor) for named in tensors)
+        extension.note_owners([tensor for tensor in plain if tensor is not None])
     result = {}
     for index, entry in enumerate(extension.storages()):
         owner, size_bytes, cold, pinned, has_host, host_locked = entry

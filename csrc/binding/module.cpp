@@ -241,6 +241,13 @@ void for_owners(const std::vector<at::Tensor>& tensors, const Function& function
     }
 }
 
+/// Makes the owners of their storages known, as operators do only while they are watched.
+void note_owners(const std::vector<at::Tensor>& tensors) {
+    for_owners(tensors, [](Pager& pager, const std::vector<void*>& owners) {
+        pager.note_outputs(owners, CurrentStream(pager).id(), nullptr);
+    });
+}
+
 /// The storages of `tensors` belong out from now on: see Pager::page.
 void page(const std::vector<at::Tensor>& tensors) {
     for_owners(tensors, [](Pager& pager, const std::vector<void*>& owners) { pager.page(owners); });
@@ -364,6 +371,7 @@ PYBIND11_MODULE(_C, module) {
     module.def("sim_faults", &sim_faults);
     module.def("stats", &stats);
     module.def("storages", &storages);
+    module.def("note_owners", &note_owners, NoGil());
     module.def("is_cold", &is_cold);
     module.def("is_managed", &is_managed);
     module.def("pin", &operator_guard::pin_for_good, NoGil());
