@@ -1076,3 +1076,187 @@ def test_function_that_writes_through_addresses_loses_nothing(tmp_path):
             print(x[0].item())
     """
     assert exit_numbers(run_both(tmp_path, script, "vram:32MiB"))["evicted"] > 0
+
+
+UNSEEN = """
+    import ctypes, threading, time
+    data_ptr = getattr(torch.Tensor.data_ptr, "__wrapped__", torch.Tensor.data_ptr)
+    numel = 2**20
+
+    def add_unseen_to_clean(tensor, value):
+        evict_all()
+        matrix = tensor.detach().view(1024, 1024)
+        torch.mm(matrix, matrix)  # Brings it in.
+        (ctypes.c_float * numel).from_address(data_ptr(tensor))[0] += value
+
+    class Unseen(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self):
+            for p in self.param_groups[0]["params"]:
+                add_unseen_to_clean(p, 1)
+                evict_all()
+
+    def make(cls, numel=numel):
+        return cls([torch.nn.Parameter(torch.zeros(numel))], {})
+
+    def show(optimizer):
+        print(optimizer.param_groups[0]["params"][0][0].item())
+"""
+
+
+def test_step_within_a_step_of_the_same_optimizer_does_not_end_it(tmp_path):
+    """Torch puts its hooks around a class's step, and around that of its base class."""
+    script = """
+    class Derived(Unseen):
+        @torch.no_grad()
+        def step(self):
+            super().step()
+            super().step()
+            add_unseen_to_clean(self.param_groups[0]["params"][0], 10)
+            evict_all()
+
+    make(Unseen, 1)
+    derived = make(Derived)
+    for _ in range(2):
+        derived.step()
+        show(derived)
+    """
+    assert exit_numbers(run_both(tmp_path, UNSEEN + script, "vram:32MiB"))["evicted"] > 0
+
+
+def test_optimizers_without_torch_may_step_on_many_threads_at_once(tmp_path):
+    script = """
+    class Seen(torch.optim.Optimizer):
+        def step(self):
+            pass
+
+    optimizers = [make(Seen, 1) for _ in range(200)]
+    sys.setswitchinterval(1e-6)
+    steps = []
+
+    def work(mine):
+        for _ in range(10):
+            for optimizer in mine:
+                optimizer.step()
+                steps.append(1)
+
+    threads = [threading.Thread(target=work, args=(optimizers[i::4],)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(len(steps))
+    """
+    run_both(tmp_path, UNSEEN + script, "vram:32MiB")
+
+
+def test_optimizer_that_pickles_its_hooks(tmp_path):
+    script = """
+    import copy, pickle
+
+    class Whole(Unseen):
+        def __getstate__(self):
+            return self.__dict__
+
+    first = make(Whole)
+    first.step()
+    for optimizer in (copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
+        optimizer.step()
+        show(optimizer)
+    """
+    assert exit_numbers(run_both(tmp_path, UNSEEN + script, "vram:32MiB"))["evicted"] > 0
+
+
+def test_optimizer_that_writes_to_an_attribute_through_its_address_loses_nothing(tmp_path):
+    """A flat buffer that is no state, clean when the step begins."""
+    script = """
+    class Flat(torch.optim.Optimizer):
+        def step(self):
+            (ctypes.c_float * numel).from_address(data_ptr(self.flat[0]))[0] += 1
+
+    optimizer = make(Flat, 1)
+    optimizer.flat = [torch.zeros(numel)]
+    optimizer.flat.append(optimizer.flat)
+    for _ in range(2):
+        add_unseen_to_clean(optimizer.flat[0], 0)
+        optimizer.step()
+        evict_all()
+        print(optimizer.flat[0][0].item())
+    """
+    assert exit_numbers(run_both(tmp_path, UNSEEN + script, "vram:32MiB"))["evicted"] > 0
+
+
+def test_first_step_of_an_optimizer_older_than_trainstream(tmp_path):
+    script = """
+    older = make(Unseen, 1)
+    older.param_groups.clear()
+    if os.environ.get("LATE"):
+        trainstream.enable(device="sim", vram="32MiB")
+        evict_all = sys.modules["trainstream._C"].evict_all
+    older.add_param_group({"params": [torch.nn.Parameter(torch.zeros(numel))]})
+    for _ in range(2):
+        older.step()
+        show(older)
+    """
+    plain, late = (run_real(tmp_path, UNSEEN + script, None, LATE=late) for late in ("", "1"))
+    assert plain.stdout == late.stdout == "1.0\n2.0\n"
+    assert exit_numbers(late)["evicted"] > 0
+
+
+def test_function_that_writes_through_addresses_to_what_it_makes_loses_nothing(tmp_path):
+    """Forward and backward, and with no argument that is managed."""
+    script = """
+    def made(leaves_within):
+        tensor = torch.zeros(numel)
+        add_unseen_to_clean(tensor, 1)
+        if leaves_within:
+            evict_all()
+        return tensor
+
+    class Makes(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, leaves_within):
+            ctx.leaves_within = leaves_within
+            return made(leaves_within)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return made(ctx.leaves_within), None
+
+    for leaves_within in (True, False):
+        x = torch.zeros(numel, requires_grad=True)
+        y = Makes.apply(x, leaves_within)
+        evict_all()
+        print(y[0].item())
+        y.sum().backward()
+        evict_all()
+        print(x.grad[0].item())
+    """
+    assert exit_numbers(run_both(tmp_path, UNSEEN + script, "vram:32MiB"))["evicted"] > 0
+
+
+def test_function_in_the_middle_of_which_watching_begins_loses_nothing(tmp_path):
+    """Its arguments were not announced: uses are not while all fits."""
+    script = """
+    class Grows(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            more = [torch.ones(2 * numel) for _ in range(10)]
+            for _ in range(600):  # More than must pass before anything moves.
+                more[0][:16].add_(1)
+            add_unseen_to_clean(x, 1)
+            evict_all()
+            return x.sum()
+
+    small = torch.nn.Parameter(torch.zeros(16))
+    optimizer = torch.optim.SGD([small], lr=0.1)
+    x = torch.zeros(numel, requires_grad=True)
+    for _ in range(4):
+        small.grad = torch.ones(16)
+        optimizer.step()
+    if _C is not None:
+        assert not _C.is_watching()
+    Grows.apply(x)
+    print(x[0].item())
+    """
+    assert exit_numbers(run_both(tmp_path, UNSEEN + script, "vram:64MiB"))["evicted"] > 0

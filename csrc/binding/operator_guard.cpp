@@ -1,5 +1,6 @@
 #include "binding/operator_guard.h"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -112,6 +113,16 @@ struct PythonFunction final : at::ObserverContext {
     PythonFunction(const PythonFunction&) = delete;
     PythonFunction& operator=(const PythonFunction&) = delete;
 
+    /// It may make tensors on a device of which it was given none.
+    void begin_where_it_has_none() {
+        PagerRegistry::instance().for_each([this](Pager& pager) {
+            const auto is_its = [&](const auto& each) { return each.first == &pager; };
+            if (std::none_of(arguments.begin(), arguments.end(), is_its)) {
+                arguments.emplace_back(&pager, pager.begin_unseen({}));
+            }
+        });
+    }
+
     std::vector<std::pair<Pager*, std::vector<StoragePtr>>> arguments;
 };
 
@@ -204,6 +215,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function
     if (traits == nullptr) {
         auto python = std::make_unique<PythonFunction>();
         announce(function, traits, state, python.get());
+        python->begin_where_it_has_none();
         return python;
     }
     if (traits->only_views) {

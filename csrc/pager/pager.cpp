@@ -525,6 +525,7 @@ void Pager::start_watching() {
         warm_up_boundaries_.store(kWarmUpBoundaries);
         warm_up_ends_.store(std::chrono::steady_clock::now() + options_.longest_operator);
         watch_.store(Watch::kWarmingUp);
+        began_unheard_ = true;
     }
     port_.watch(true);
 }
@@ -541,6 +542,7 @@ void Pager::step_done() {
     {
         MutexLock lock(mutex_);
         ++stats_.steps;
+        began_unheard_ = false;
         const bool spilled = spill_moves_ != spill_moves_at_last_step_;
         spill_moves_at_last_step_ = spill_moves_;
         const uint64_t budget = memory_.budget_bytes();

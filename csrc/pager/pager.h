@@ -202,8 +202,9 @@ public:
     bool may_leave_pending() const;
 
     // Kernels that nobody announces: pager_unseen.cpp.
-    /// From here to end_unseen() such a kernel may write to what is pinned: it leaves with a copy
-    /// only, whatever was announced, and counts as written once more at the end.
+    /// From here to end_unseen() such a kernel may write to what is pinned, and to what is made
+    /// meanwhile: it leaves with a copy only, whatever was announced, and what is pinned counts as
+    /// written once more at the end.
     std::vector<StoragePtr> begin_unseen(const Pins& pins);
     void end_unseen(const std::vector<StoragePtr>& storages) noexcept;
     /// The same for all storages, those included that are yet to be made: such an optimizer's step.
@@ -443,7 +444,11 @@ private:
     std::atomic<std::chrono::steady_clock::time_point> warm_up_ends_{};
     uint64_t moving_ TS_GUARDED_BY(mutex_) = 0;  // Storages in transition.
     uint64_t pending_writes_ TS_GUARDED_BY(mutex_) = 0;
-    uint64_t unseen_steps_ TS_GUARDED_BY(mutex_) = 0;  // That are under way.
+    uint64_t unseen_steps_ TS_GUARDED_BY(mutex_) = 0;             // That are under way.
+    uint64_t unseen_functions_ TS_GUARDED_BY(mutex_) = 0;         // Likewise,
+    uint64_t serial_before_functions_ TS_GUARDED_BY(mutex_) = 0;  // and since when: `serials_`.
+    // Uses have been announced since a moment in this step; what began before may still write.
+    bool began_unheard_ TS_GUARDED_BY(mutex_) = false;
     uint64_t watch_again_bytes_ TS_GUARDED_BY(mutex_) = 0;
     uint64_t resident_peak_bytes_ TS_GUARDED_BY(mutex_) = 0;
     uint64_t quiet_steps_ TS_GUARDED_BY(mutex_) = 0;

@@ -570,6 +570,9 @@ bool Pager::finish_move_in(const StoragePtr& storage, void* owner, void* block, 
     storage->finish_restore(block, in_frame);
     end_move();
     storage->set_ready(done, std::move(synced));
+    if (may_be_written_unseen(*storage)) {
+        drop_host_copy(*storage);  // It may be written before anybody looks for a copy.
+    }
     table_.emplace(block, storage);
     stats_.cold_bytes -= storage->size_bytes();
     stats_.restored_bytes += storage->size_bytes();

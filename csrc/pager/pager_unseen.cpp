@@ -14,14 +14,18 @@ bool Pager::is_used_unseen(const Storage& storage) const {
 }
 
 /// Its host copy, if it has one, may be out of date already: it was made, or the storage was
-/// brought in, between two such writes.
+/// brought in, between two such writes. A function writes to what it makes, too.
 bool Pager::may_be_written_unseen(const Storage& storage) const {
-    return unseen_steps_ > 0 || storage.unseen_writers > 0;
+    const bool made_within = unseen_functions_ > 0 && storage.serial > serial_before_functions_;
+    return unseen_steps_ > 0 || storage.unseen_writers > 0 || made_within || began_unheard_;
 }
 
 std::vector<StoragePtr> Pager::begin_unseen(const Pins& pins) {
     std::vector<StoragePtr> storages;
     MutexLock lock(mutex_);
+    if (unseen_functions_++ == 0) {
+        serial_before_functions_ = serials_;
+    }
     for (const Pin& pin : pins) {
         ++pin.storage->unseen_writers;
         storages.push_back(pin.storage);
@@ -31,6 +35,8 @@ std::vector<StoragePtr> Pager::begin_unseen(const Pins& pins) {
 
 void Pager::end_unseen(const std::vector<StoragePtr>& storages) noexcept {
     MutexLock lock(mutex_);
+    TS_ASSERT_GT(unseen_functions_, 0u);
+    --unseen_functions_;
     for (const StoragePtr& storage : storages) {
         TS_ASSERT_GT(storage->unseen_writers, 0u);
         --storage->unseen_writers;

@@ -77,6 +77,41 @@ TEST(PagerUnseenTest, WhatAFunctionWritesToItsArgumentsIsKept) {
     }
 }
 
+TEST(PagerUnseenTest, WhatAFunctionMakesIsKept) {
+    for (const bool leaves_within : {true, false}) {
+        PagerWorld world;
+        FakeOwner* before = make_clean(&world, 7);
+        const std::vector<StoragePtr> outer = world.pager.begin_unseen({});
+        FakeOwner* owner = make_clean(&world, 1);  // By its owner's operators.
+        const std::vector<StoragePtr> inner = world.pager.begin_unseen({});
+        world.pager.end_unseen(inner);
+        PagerWorld::fill(owner, 2);
+        if (leaves_within) {
+            world.pager.evict_all();
+        }
+        world.pager.end_unseen(outer);
+        world.pager.evict_all();
+        EXPECT_TRUE(world.reads(owner, 2, UseKind::kBringIn));
+        world.port.drop(owner);
+        world.port.drop(before);
+        world.expect_nothing_left();
+    }
+}
+
+TEST(PagerUnseenTest, WhatComesInDuringSuchAStepIsNotClean) {
+    PagerWorld world;
+    FakeOwner* owner = world.make(32 * kKiB, 1);
+    world.pager.evict_all();
+    world.pager.begin_unseen_step();
+    EXPECT_TRUE(world.reads(owner, 1, UseKind::kBringIn));
+    PagerWorld::fill(owner, 2);
+    world.pager.end_unseen_step();
+    world.pager.evict_all();
+    EXPECT_TRUE(world.reads(owner, 2, UseKind::kBringIn));
+    world.port.drop(owner);
+    world.expect_nothing_left();
+}
+
 TEST(PagerUnseenTest, AnArgumentMayGoBeforeItsFunctionEnds) {
     PagerWorld world;
     FakeOwner* owner = make_clean(&world, 1);
