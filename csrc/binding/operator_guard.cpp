@@ -9,6 +9,7 @@
 
 #include <ATen/record_function.h>
 #include <c10/core/impl/COW.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "allocator/current_stream.h"
 #include "allocator/pager_registry.h"
@@ -53,7 +54,12 @@ struct ThreadState {
     std::vector<BriefPin> brief;
     std::vector<PagerUses> uses;  // Scratch, kept for its memory.
 
-    ThreadState() { ThreadRoster::instance().join(&line); }
+    ThreadState() {
+        // Autograd's threads run nothing outside of a backward pass, so not their first operator
+        // either.
+        line.is_autograds.store(in_backward(), std::memory_order_relaxed);
+        ThreadRoster::instance().join(&line);
+    }
     ~ThreadState() {
         if (PagerRegistry::instance().forked()) {
             return;  // The locks are as other threads of the parent left them.
@@ -65,6 +71,16 @@ struct ThreadState {
         for (BriefPin& pin : brief) {
             pin.held.pager->end_use(&pin.held.pins);
         }
+    }
+
+    static bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+    /// This thread is about to use a device: it counts as one that may at any time.
+    void note_device() {
+        if (line.is_autograds.load(std::memory_order_relaxed) && !in_backward()) {
+            line.is_autograds.store(false, std::memory_order_relaxed);
+        }
+        line.uses_device.store(true, std::memory_order_relaxed);
     }
 
     Pins* pins_of(Pager* pager) {
@@ -126,6 +142,14 @@ struct PythonFunction final : at::ObserverContext {
     std::vector<std::pair<Pager*, std::vector<StoragePtr>>> arguments;
 };
 
+/// Whether it has a tensor on a GPU, however small: its kernel may use a library's workspace there.
+bool names_gpu(const at::RecordFunction& function) {
+    const auto inputs = function.inputs();
+    return std::any_of(inputs.begin(), inputs.end(), [](const c10::IValue& value) {
+        return value.isTensor() && value.toTensor().defined() && value.toTensor().is_cuda();
+    });
+}
+
 /// `python`: where arguments are noted; null for an operator.
 void announce(const at::RecordFunction& function, const OperatorTraits* traits, ThreadState& state,
               PythonFunction* python) {
@@ -145,9 +169,12 @@ void announce(const at::RecordFunction& function, const OperatorTraits* traits, 
         });
     }
     if (!any) {
+        if (!state.line.uses_device.load(std::memory_order_relaxed) && names_gpu(function)) {
+            state.note_device();
+        }
         return;
     }
-    state.line.uses_managed.store(true, std::memory_order_relaxed);
+    state.note_device();
     for (PagerUses& group : state.uses) {
         if (group.uses.empty()) {
             continue;

@@ -14,7 +14,8 @@ bool is_watching();
 bool all_announced();
 /// The calling thread is our own, for pending writes: see Pager. It is no user's.
 void make_pending_writes();
-/// Threads that have run operators on managed storages since they exist, less our own.
+/// Threads that have run operators on a managed device since they exist, less our own and
+/// autograd's, which work only while another one waits.
 size_t user_threads();
 
 /// A use outside any operator, of a pointer handed out: `tensor`'s managed storages are brought in

@@ -36,8 +36,9 @@ bool ThreadRoster::all_announced() const {
 size_t ThreadRoster::user_threads() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return static_cast<size_t>(std::count_if(lines_.begin(), lines_.end(), [](const Line* line) {
-        return line->uses_managed.load(std::memory_order_relaxed) &&
-               !line->is_ours.load(std::memory_order_relaxed);
+        return line->uses_device.load(std::memory_order_relaxed) &&
+               !line->is_ours.load(std::memory_order_relaxed) &&
+               !line->is_autograds.load(std::memory_order_relaxed);
     }));
 }
 

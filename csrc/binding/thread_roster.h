@@ -18,10 +18,12 @@ class ThreadRoster {
 public:
     /// One thread's line, which it owns.
     struct Line {
-        std::atomic<uint64_t> boundaries{0};  // Outermost operators that it has ended.
-        uint64_t at_start = 0;                // Of these, before the watch began. Under the mutex.
-        std::atomic<bool> uses_managed{false};  // Some named a managed storage.
-        std::atomic<bool> is_ours{false};       // It runs our own code and nothing else.
+        std::atomic<uint64_t> boundaries{0};   // Outermost operators that it has ended.
+        uint64_t at_start = 0;                 // Of these, before the watch began. Under the mutex.
+        std::atomic<bool> uses_device{false};  // Some named a tensor of a device that is managed.
+        std::atomic<bool> is_ours{false};      // It runs our own code and nothing else.
+        // Autograd's: it works only while the thread that called for the backward pass waits.
+        std::atomic<bool> is_autograds{false};
     };
 
     static ThreadRoster& instance();
@@ -33,7 +35,7 @@ public:
     void start();
     /// Whether every thread has ended so many operators since start() that none began before.
     bool all_announced() const;
-    /// Threads some of whose operators named managed storages, less our own.
+    /// Threads that may use the device at any time: less our own, and autograd's.
     size_t user_threads() const;
 
 private:

@@ -35,7 +35,8 @@ public:
     virtual void watch(bool /*on*/) {}
     /// Whether every use that began before the last watch(true) has ended, as far as can be known.
     virtual bool all_announced() const { return true; }
-    /// Threads that have run operators on managed storages, while uses were announced, and live.
+    /// Threads that live, have run operators on the device while uses were announced, and may do so
+    /// at any time: not autograd's.
     virtual size_t user_threads() const { return 1; }
 };
 

@@ -24,9 +24,6 @@ constexpr uint64_t kQuietSteps = 2;
 // Device memory outside the regions, as a part of the budget, that is worth moving everything for.
 constexpr uint64_t kScatteredPart = 64;
 
-// The script's, and the one on which autograd runs the backward pass, which is idle between steps.
-constexpr size_t kOneTrainersThreads = 2;
-
 /// Storages that this thread has in transition, of all pagers.
 thread_local int t_moves = 0;
 
@@ -592,7 +589,7 @@ void Pager::lay_regions_anew() {
 
 /// Whether no operator is under way that has a workspace's address, and no graph has one for good.
 bool Pager::may_clear_workspaces() const {
-    if (port_.user_threads() > kOneTrainersThreads || was_capturing_.load()) {
+    if (port_.user_threads() > 1 || was_capturing_.load()) {
         return false;  // Another thread may be about to launch what it has an address for.
     }
     MutexLock lock(mutex_);
