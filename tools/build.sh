@@ -29,6 +29,9 @@ fi
 
 log=$tree/build/extension.log
 cd "$tree"
+if ! compgen -G "trainstream/_C*.so" >/dev/null; then
+    echo "build: compiling the extension, some minutes the first time; log: build/extension.log" >&2
+fi
 if ! TRAINSTREAM_WERROR=${TRAINSTREAM_WERROR:-1} PYTHONPATH="" \
     "$python" setup.py egg_info build_ext --inplace >"$log" 2>&1; then
     # The compilers' words, or setup.py's: not the commands, and no traceback where both are there.
