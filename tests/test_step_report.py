@@ -108,8 +108,10 @@ def test_slow_link_is_predicted_and_limits(tmp_path):
     assert report["predicted_seconds"] > 10 * report["step_seconds"]
     link = max(report["bound"]["to_device"], report["bound"]["to_host"])
     assert report["limit"] in ("to_device", "to_host") and report["bound_seconds"] == link
-    # What the plan moves in a step is what the link is counted for, but for what it does not plan.
-    assert report["predicted_seconds"] == pytest.approx(link, rel=0.5)
+    # At a megabyte a second, beside what is computed: at least what 14 of 32 MiB leave out, at most
+    # each for every use. Weights, gradients, two states: 8 MiB each, used 3, 2, 1 and 1 times.
+    mib = report["predicted_seconds"] * 1e6 / 2**20
+    assert 32 - 14 <= mib <= 8 * (3 + 2 + 1 + 1) + report["step_seconds"] * 1e6 / 2**20
     assert "the link to the" in text and "limits" in text
 
 
