@@ -46,29 +46,26 @@ def train(options, conf=None):
 
 
 def usual_seconds(options, records):
-    usual = [s["seconds"] for i, s in enumerate(records.steps) if i not in (options.longer,)]
+    usual = [s["seconds"] for i, s in enumerate(records.steps) if i != options.longer]
     return statistics.median(usual[min(WARM_UP, len(usual) - 1) :])
 
 
-def rows_of(options, name, bytes_, records):
-    """What one budget gave."""
-    seconds = usual_seconds(options, records)
-    peak = main_job.peak_held(records)
+def rows_of(options, stock, records, vram):
+    """What one budget gave, and whether all was right."""
+    equal = records.losses() == stock.losses() and records.weights == stock.weights
+    seconds, peak = usual_seconds(options, records), main_job.peak_held(records)
     rows = [
-        (f"{name}: step, median after {WARM_UP}", seconds, "s"),
-        (f"{name}: peak reserved", peak, "bytes"),
-        (f"{name}: peak reserved within budget", int(peak <= bytes_), "bool"),
-        (f"{name}: plans made", records.steps[-1]["ts_plans"], "count"),
+        ("losses and weights bit-equal", int(equal), "bool"),
+        (f"step, median after {WARM_UP}", seconds, "s"),
+        ("step against stock", seconds / usual_seconds(options, stock), "ratio"),
+        ("peak reserved", peak, "bytes"),
+        ("peak reserved within budget", int(peak <= vram), "bool"),
+        ("plans made", records.steps[-1]["ts_plans"], "count"),
+        *main_job.foretold(records, seconds),
     ]
-    for key in ("predicted_seconds", "bound_seconds"):
-        if key in records.digest:
-            word = key.removesuffix("_seconds")
-            rows.append((f"{name}: {word}", records.digest[key], "s"))
-            rows.append((f"{name}: step against {word}", seconds / records.digest[key], "ratio"))
     if options.longer is not None:
-        longer = records.steps[options.longer]
-        rows.append((f"{name}: the longer step", longer["seconds"], "s"))
-    return rows
+        rows.append(("the longer step", records.steps[options.longer]["seconds"], "s"))
+    return rows, equal and peak <= vram
 
 
 def main():
@@ -78,20 +75,17 @@ def main():
     rows = [("stock: step", usual_seconds(options, stock), "s")]
     right, seconds = stock.is_finite(), []
     for budget in map(float, options.budgets.split(",")):
-        name, bytes_ = f"{budget:g} {word}", int(budget * unit)
-        records = train(options, main_job.conf_of(options, bytes_))
-        equal = records.losses() == stock.losses() and records.weights == stock.weights
-        found = [(f"{name}: losses and weights bit-equal", int(equal), "bool")]
-        found += rows_of(options, name, bytes_, records)
-        seconds.append(found[1][1])
-        found.append((f"{name}: step against stock", seconds[-1] / rows[0][1], "ratio"))
+        vram = int(budget * unit)
+        records = train(options, main_job.conf_of(options, vram))
+        found, is_right = rows_of(options, stock, records, vram)
+        seconds.append(usual_seconds(options, records))
         if len(seconds) > 1:
             slower = seconds[-1] / seconds[-2]
-            found.append((f"{name}: step against the next smaller budget", slower, "ratio"))
-        right = right and equal and bool(found[3][1])
-        rows += found
-        for row in found:
-            print("{:60} {:.6g} {}".format(*row), flush=True)
+            found.append(("step against the next smaller budget", slower, "ratio"))
+        right = right and is_right
+        for name, value, unit_ in found:
+            rows.append((f"{budget:g} {word}: {name}", value, unit_))
+            print("{:60} {:.6g} {}".format(*rows[-1]), flush=True)
     falling = [b <= a * (1 + NOISE) for a, b in zip(seconds, seconds[1:], strict=False)]
     rows.append(("none slower than with less, noise aside", int(all(falling)), "bool"))
     print("{:60} {:.6g} {}".format(*rows[-1]))

@@ -83,7 +83,7 @@ def train(options):
     trainer, built = build(options)
     answer(**built)
     for line in sys.stdin:
-        word, *times = line.split()
+        word, *times = line.split() or [""]
         if word != "step":
             break
         answer(**step(trainer, *map(int, times)))

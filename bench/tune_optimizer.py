@@ -30,7 +30,7 @@ def time(engine, optimizer, steps):
     """Nanoseconds a parameter."""
     optimizer._settings["engine"] = engine
     count = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
-    return optimizer_engines.median_step(optimizer, "cuda", steps) / count * 1e9
+    return optimizer_engines.median_steps([optimizer], steps)[0] / count * 1e9
 
 
 def main():

@@ -15,6 +15,8 @@ namespace trainstream {
 
 namespace {
 
+CudaStepTuning g_tuning;
+
 size_t elements_of(std::span<const optim::SliceUpdate> updates) {
     size_t elements = 0;
     for (const optim::SliceUpdate& update : updates) {
@@ -40,7 +42,7 @@ bool is_idle(c10::Device device) { return c10::cuda::getDefaultCUDAStream(device
 void run_hybrid(CudaStepRun& run, CudaStaging& staging, c10::Device device,
                 std::span<const optim::SliceUpdate> updates, optim::PipelineShare* share) {
     while (!updates.empty()) {
-        if (!is_idle(device)) {
+        if (!g_tuning.tries_splits || !is_idle(device)) {
             run.run(updates, StepEngine::kHybrid, share);
             return;
         }
@@ -60,6 +62,9 @@ void run_hybrid(CudaStepRun& run, CudaStaging& staging, c10::Device device,
 }
 
 }  // namespace
+
+const CudaStepTuning& cuda_step_tuning() { return g_tuning; }
+void set_cuda_step_tuning(const CudaStepTuning& wanted) { g_tuning = wanted; }
 
 optim::PipelineShare cuda_adamw_step(c10::Device device,
                                      std::span<const optim::SliceUpdate> updates, StepEngine engine,

@@ -19,7 +19,10 @@ struct CudaStepTuning {
     /// copies then wait (hybrid, bf16 weights, fp32 moments on an H200: 0.198 ns a parameter; with
     /// 16: 0.173).
     optim::CudaLaunch beside_cores = {.blocks = 16};
+    /// Whether a hybrid step may find that the cores alone do better. False: both always work.
+    bool tries_splits = true;
 };
+const CudaStepTuning& cuda_step_tuning();
 /// For benchmarks; not while a step runs.
 void set_cuda_step_tuning(const CudaStepTuning& wanted);
 

@@ -20,11 +20,6 @@ StreamId as_id(const c10::cuda::CUDAStream& stream) {
     return reinterpret_cast<StreamId>(stream.stream());
 }
 
-CudaStepTuning& tuning() {
-    static CudaStepTuning tuning;
-    return tuning;
-}
-
 /// Kernels on a stream of their own, behind what the current stream had.
 class SideStreamKernel final : public optim::StreamKernel {
 public:
@@ -56,8 +51,6 @@ bool is_cold(c10::Device device, const void* address) {
 }
 
 }  // namespace
-
-void set_cuda_step_tuning(const CudaStepTuning& wanted) { tuning() = wanted; }
 
 CudaStaging& CudaStaging::of(c10::Device device) {
     static auto* mutex = new std::mutex;
@@ -91,13 +84,14 @@ CudaStepRun::CudaStepRun(c10::Device device, CudaStaging& staging, StreamId afte
 
 std::vector<Event> CudaStepRun::run(std::span<const optim::SliceUpdate> updates, StepEngine engine,
                                     optim::PipelineShare* share) {
-    optim::PipelineOptions options = tuning().pipeline;
+    const CudaStepTuning& tuning = cuda_step_tuning();
+    optim::PipelineOptions options = tuning.pipeline;
     options.use_host = engine != StepEngine::kStream;
     options.use_kernel = engine != StepEngine::kHost;
     std::optional<SideStreamKernel> kernel;
     if (options.use_kernel) {
         kernel.emplace(staging_.device, device_.index(), ready_,
-                       options.use_host ? tuning().beside_cores : tuning().alone);
+                       options.use_host ? tuning.beside_cores : tuning.alone);
     }
     std::byte* const bytes =
         options.use_host ? staging_.bytes(memory_, options.staging_bytes()) : nullptr;

@@ -379,9 +379,7 @@ PYBIND11_MODULE(_C, module) {
     module.def("pin_storage", &pin_storage);
     module.def("evict_all", &evict_all, NoGil());
     module.def("mark_written", &mark_written, NoGil());
-    py::class_<UnseenStep>(module, "UnseenStep")
-        .def(py::init<>(), NoGil())
-        .def("end", &UnseenStep::end, NoGil());
+    py::class_<UnseenStep>(module, "UnseenStep").def(py::init<>(), NoGil());
     module.def("is_watching", &operator_guard::is_watching);
     module.def("page", &page, NoGil());
     module.def("unpage", &unpage, NoGil());

@@ -140,6 +140,7 @@ void add_optim_functions(py::module_& module) {
         tuning.pipeline.chunk_elements = chunk_elements;
         tuning.pipeline.slots = slots;
         tuning.pipeline.launched_max = launched_max;
+        tuning.tries_splits = false;
         set_cuda_step_tuning(tuning);
     });
 #endif

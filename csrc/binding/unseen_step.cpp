@@ -1,7 +1,5 @@
 #include "binding/unseen_step.h"
 
-#include <utility>
-
 #include "allocator/pager_registry.h"
 
 namespace trainstream {
@@ -16,12 +14,11 @@ UnseenStep::UnseenStep() {
     });
 }
 
-void UnseenStep::end() noexcept {
-    const std::vector<Pager*> pagers = std::exchange(pagers_, {});
+UnseenStep::~UnseenStep() {
     if (PagerRegistry::instance().forked()) {
         return;  // The locks are as other threads of the parent left them.
     }
-    for (Pager* pager : pagers) {
+    for (Pager* pager : pagers_) {
         pager->end_unseen_step();
     }
 }

@@ -7,17 +7,15 @@
 
 namespace trainstream {
 
-/// From the constructor to end() no storage leaves without a copy: see Pager::begin_unseen_step.
+/// As long as it lives no storage leaves without a copy: see Pager::begin_unseen_step.
 ///
 /// Owner: the optimizer's hooks. Lock: none.
 class UnseenStep {
 public:
     UnseenStep();
-    ~UnseenStep() { end(); }
+    ~UnseenStep();
     UnseenStep(const UnseenStep&) = delete;
     UnseenStep& operator=(const UnseenStep&) = delete;
-
-    void end() noexcept;
 
 private:
     std::vector<Pager*> pagers_;

@@ -16,11 +16,11 @@ SplitTrials::Turn SplitTrials::next(size_t elements) {
     if (elements < kElements) {
         return {best_, false};
     }
-    if (!is_on() && wait_ > 0) {
-        --wait_;
-        return {best_, false};
-    }
     if (!is_on()) {
+        if (wait_ > 0) {
+            --wait_;
+            return {best_, false};
+        }
         left_.fill(kRuns);
         found_ = {};
     }
