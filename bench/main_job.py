@@ -222,9 +222,15 @@ def after_second_step(worker):
         "host pool growths": "ts_growths",
         "page locks": "ts_page_locks",
         "driver allocations": "driver_allocations",
+        "segments for small blocks": "small_segments",
         "driver frees": "driver_frees",
         "regions laid out": "ts_rebuilds",
     }
+    for name, key in keys.items():
+        counts = [step.get(key, 0) for step in worker.steps]
+        grew = [i + 1 for i in range(2, len(counts)) if counts[i] > counts[i - 1]]
+        if grew:
+            print(f"{name} in steps {grew}", file=sys.stderr)
     return [
         (f"{name} after step 2", last.get(key, 0) - second.get(key, 0), "count")
         for name, key in keys.items()

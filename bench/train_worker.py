@@ -27,6 +27,7 @@ def counters(device):
         found["reserved_peak_bytes"] = torch.cuda.max_memory_reserved()
         found["driver_allocations"] = stats["num_device_alloc"]
         found["driver_frees"] = stats["num_device_free"]
+        found["small_segments"] = stats["segment.small_pool.current"]
         found["ooms"] = stats["num_ooms"]
         free, total = torch.cuda.mem_get_info()
         found["device_used_bytes"] = total - free  # Torch does not see managed memory.

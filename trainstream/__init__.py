@@ -49,6 +49,8 @@ def enable(**keys: object) -> None:
             thread does from now on; "auto" and "off": only where the script says. Default "auto".
         min_storage: Storages under this size are never touched. Default "1MiB".
         plan: True loads ahead of need once a step was recorded, False on demand only. Default True.
+        late_updates: True makes pieces of fused steps of torch's own optimizers just before their
+            weights are next used, where the run does not fit; False all at once. Default True.
         verify: True checks that every storage dropped without a copy loses nothing. Default False.
         report: File for the run report, which `trainstream report` shows; it is written every ten
             seconds and at the end. Default: none.
@@ -117,7 +119,8 @@ def memory_stats() -> dict[str, int | float | str]:
     saved for backward, ahead of need), born_cold_bytes, host_in_use_bytes, page_locked_bytes,
     page_locked_bytes_peak, optimizer_bytes (trainstream.optim's states), host_limit_bytes,
     resident_bytes, cold_bytes, pins, evictions, restores, failures, growths, steps, copy_ns (copies
-    ran, both directions added up), stall_ns (compute waited for them, as far as it was measured).
+    ran, both directions added up), stall_ns (compute waited for them, as far as it was measured),
+    deferred_updates (pieces of fused steps made late), waiting_updates (of those, yet to be made).
     """
     state = _state()
     return {} if state is None else dict(state.extension.stats())

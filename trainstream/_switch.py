@@ -197,7 +197,7 @@ def _finish(wanted: config.Config, device: str, extension: ModuleType) -> None:
     _exit.install(extension, state.started_ns, recorder and recorder.finish)
     _step.install(extension, recorder and recorder.step)
     _edges.install(extension, device)
-    _foreach.install(extension, device)
+    _foreach.install(extension, device, wanted.late_updates)
     _state = state
     if wanted.activations not in ("auto", "off"):
         _spill.push(1.0 if wanted.activations == "all" else float(wanted.activations), min_bytes=0)

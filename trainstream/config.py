@@ -67,6 +67,8 @@ class Config:
             fraction of its bytes, such as "0.5". Default "auto".
         min_storage: Storages under this many bytes are never touched. Default 1 MiB.
         plan: Load ahead of need once a step was recorded; False moves on demand only. Default True.
+        late_updates: Pieces of fused steps of torch's own optimizers are made just before their
+            weights are next used, where the run does not fit; False: all at once. Default True.
         verify: Check that every clean drop loses nothing; slow. Default False.
         report: File that gets the run report; "" for none. Default "".
         log: "off", "warn", "info" or "debug". Default "warn".
@@ -80,6 +82,7 @@ class Config:
     activations: str = "auto"
     min_storage: int = 2**20
     plan: bool = True
+    late_updates: bool = True
     verify: bool = False
     report: str = ""
     log: str = "warn"
@@ -159,6 +162,7 @@ _PARSERS: dict[str, Callable[[str, str], object]] = {
     "activations": _activations,
     "min_storage": _size,
     "plan": _flag,
+    "late_updates": _flag,
     "verify": _flag,
     "report": _file,
     "log": _one_of("off", "warn", "info", "debug"),

@@ -57,7 +57,8 @@ c10::DataPtr SimAllocator::allocate(size_t size_bytes) {
         void* address = pager_->allocate(size_bytes, StreamId{0});
         return {address, address, &managed_deleter, c10::Device(c10::kCPU)};
     } catch (const Error& error) {
-        TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
+        TORCH_CHECK_WITH(OutOfMemoryError, error.kind() != ErrorKind::kOutOfMemory, error.what());
+        throw;
     }
 }
 

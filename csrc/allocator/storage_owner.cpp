@@ -82,6 +82,12 @@ bool StorageOwnerPort::all_announced() const {
     return hooks_.all_announced == nullptr || hooks_.all_announced();
 }
 
+void StorageOwnerPort::make_updates() {
+    if (hooks_.make_updates != nullptr) {
+        hooks_.make_updates();
+    }
+}
+
 size_t StorageOwnerPort::user_threads() const {
     return hooks_.user_threads == nullptr ? 1 : hooks_.user_threads();
 }

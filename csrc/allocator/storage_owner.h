@@ -14,6 +14,7 @@ struct InterpreterHooks {
     void (*watch)(bool on) = nullptr;
     bool (*all_announced)() = nullptr;
     size_t (*user_threads)() = nullptr;
+    void (*make_updates)() = nullptr;
 };
 
 /// Owner: the process. Lock: none of its own; every call works on one StorageImpl.
@@ -40,6 +41,7 @@ public:
     void watch(bool on) override;
     bool all_announced() const override;
     size_t user_threads() const override;
+    void make_updates() override;
 
 private:
     InterpreterHooks hooks_;

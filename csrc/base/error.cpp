@@ -62,6 +62,14 @@ Error device(const char* call, const std::string& reason) {
     return {ErrorKind::kDevice, std::string("trainstream: ") + call + " failed: " + reason + "."};
 }
 
+Error late_update_failed(const std::string& reason) {
+    return {ErrorKind::kDevice,
+            "trainstream: an optimizer's update, put off until its weights were used, failed: " +
+                reason.substr(0, reason.find('\n')) +
+                " The weights are as they were before it, and the run stops here. With "
+                "late_updates:0 in PYTORCH_TRAINSTREAM_CONF updates are made within their step."};
+}
+
 Error invalid_argument(const std::string& text) {
     return {ErrorKind::kInvalidArgument, "trainstream: " + text};
 }

@@ -56,6 +56,8 @@ Error host_memory_exhausted(uint64_t asked_bytes, uint64_t in_use_bytes, uint64_
 Error does_not_fit(const FitNumbers& numbers);
 Error copy_failed(const char* direction, size_t size_bytes, const std::string& reason);
 Error device(const char* call, const std::string& reason);
+/// A fused step that was put off, of weights that are as they were before it.
+Error late_update_failed(const std::string& reason);
 Error invalid_argument(const std::string& text);
 /// Addresses for host memory were refused; no memory was taken yet.
 Error host_range_refused(size_t size_bytes, const std::string& reason);

@@ -11,6 +11,7 @@ namespace trainstream {
 
 /// A thread takes locks in rising rank only. Gaps leave room for later ones.
 enum class LockRank : uint8_t {
+    kUpdates = 5,     // Optimizers' updates that wait.
     kRegistry = 10,   // The allocators' list of pagers.
     kPager = 20,      // Storage table, pins, residency.
     kHostPool = 30,   // Free extents of page-locked memory.

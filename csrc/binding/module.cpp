@@ -12,6 +12,8 @@
 #include "allocator/pager_registry.h"
 #include "allocator/sim_allocator.h"
 #include "allocator/storage_owner.h"
+#include "binding/deferred_module.h"
+#include "binding/deferred_updates.h"
 #include "binding/hardware_module.h"
 #include "binding/managed_storages.h"
 #include "binding/operator_guard.h"
@@ -40,10 +42,12 @@ void end_blocking(void* token) {
     }
 }
 
+void make_updates() { DeferredUpdates::instance().make_all(); }
+
 void install_hooks() {
     StorageOwnerPort::instance().set_hooks({&begin_blocking, &end_blocking, &operator_guard::watch,
                                             &operator_guard::all_announced,
-                                            &operator_guard::user_threads});
+                                            &operator_guard::user_threads, &make_updates});
 }
 
 void start_sim(uint64_t vram_bytes, int64_t ram_bytes, size_t min_storage_bytes, bool plan,
@@ -153,6 +157,8 @@ py::dict stats() {
     py::dict total = add_up();
     if (!total.empty()) {
         total["optimizer_bytes"] = host_zeros_bytes();
+        total["deferred_updates"] = DeferredUpdates::instance().count();
+        total["waiting_updates"] = DeferredUpdates::instance().waiting();
     }
     return total;
 }
@@ -358,6 +364,7 @@ py::list recorded_steps() {
 }
 
 void close() {
+    make_updates();  // Whoever still reads a weight, at the end of the process, is not announced.
     for_each_pager([](Pager& pager) { pager.close(); });
 }
 
@@ -396,6 +403,7 @@ PYBIND11_MODULE(_C, module) {
     add_hardware_functions(module);
     add_planner_functions(module);
     add_saved_tensor_functions(module);
+    add_deferred_functions(module);
 #ifdef TS_WITH_CUDA
     module.attr("has_cuda") = true;
     add_cuda_functions(module);

@@ -14,6 +14,7 @@
 #include "allocator/current_stream.h"
 #include "allocator/pager_registry.h"
 #include "allocator/torch_compat.h"
+#include "binding/deferred_updates.h"
 #include "binding/managed_storages.h"
 #include "binding/operator_traits.h"
 #include "binding/thread_roster.h"
@@ -46,6 +47,8 @@ struct BriefPin {
 /// Owner: its thread. Lock: none.
 struct ThreadState {
     int depth = 0;
+    // Our own operators run in the middle of another's announcement: see Aside.
+    bool aside = false;
     // Where an operator that leaves_raw began; 0: in none. What it makes, and may fill through
     // other operators, keeps its place by having no known owner, until a later operator names it.
     int raw_depth = 0;
@@ -150,9 +153,21 @@ bool names_gpu(const at::RecordFunction& function) {
     });
 }
 
+/// Optimizers' updates that wait are made before anyone uses what they touch.
+void make_updates_for(const at::RecordFunction& function) {
+    DeferredUpdates& updates = DeferredUpdates::instance();
+    if (!updates.any()) {
+        return;
+    }
+    for (const c10::IValue& input : function.inputs()) {
+        for_any_value(input, [&](const c10::StorageImpl* storage) { updates.make_for(storage); });
+    }
+}
+
 /// `python`: where arguments are noted; null for an operator.
 void announce(const at::RecordFunction& function, const OperatorTraits* traits, ThreadState& state,
               PythonFunction* python) {
+    make_updates_for(function);
     for (PagerUses& group : state.uses) {
         group.uses.clear();
     }
@@ -218,11 +233,14 @@ void announce_outputs(const at::RecordFunction& function, ThreadState& state) {
 }
 
 void pass_boundary(ThreadState& state) {
-    const uint64_t boundaries = state.line.boundaries.fetch_add(1) + 1;
     for (PagerPins& held : state.pins) {
         held.pager->end_use(&held.pins);
         held.pager->boundary();
     }
+    if (state.aside) {
+        return;  // A pointer that was handed out is still to be used.
+    }
+    const uint64_t boundaries = state.line.boundaries.fetch_add(1) + 1;
     while (!state.brief.empty() && state.brief.front().until_boundary <= boundaries) {
         PagerPins& held = state.brief.front().held;
         held.pager->end_use(&held.pins);
@@ -233,6 +251,11 @@ void pass_boundary(ThreadState& state) {
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
     if (PagerRegistry::instance().forked()) {
         return nullptr;
+    }
+    if (function.scope() == at::RecordScope::TORCHSCRIPT_FUNCTION) {
+        // Its fused kernels take what they use by its address.
+        DeferredUpdates::instance().make_all();
+        return std::make_unique<NotAnOperator>();
     }
     ThreadState& state = thread_state();
     const OperatorTraits* traits = traits_of(function);
@@ -286,14 +309,18 @@ std::atomic<bool> g_watching{false};
 }  // namespace
 
 void watch(bool on) {
+    if (!on) {
+        DeferredUpdates::instance().make_all();  // Nobody would, once uses are not announced.
+    }
     std::lock_guard<std::mutex> lock(g_watch_mutex);
     g_watchers += on ? 1 : -1;
     if (g_watchers > 0 && g_callback == at::INVALID_CALLBACK_HANDLE) {
         ThreadRoster::instance().start();
-        g_callback = at::addGlobalCallback(at::RecordFunctionCallback(on_start, on_end)
-                                               .needsInputs(true)
-                                               .needsOutputs(true)
-                                               .scopes({at::RecordScope::FUNCTION}));
+        g_callback = at::addGlobalCallback(
+            at::RecordFunctionCallback(on_start, on_end)
+                .needsInputs(true)
+                .needsOutputs(true)
+                .scopes({at::RecordScope::FUNCTION, at::RecordScope::TORCHSCRIPT_FUNCTION}));
     } else if (g_watchers <= 0 && g_callback != at::INVALID_CALLBACK_HANDLE) {
         at::removeCallback(g_callback);
         g_callback = at::INVALID_CALLBACK_HANDLE;
@@ -308,6 +335,31 @@ bool all_announced() { return ThreadRoster::instance().all_announced(); }
 void make_pending_writes() {
     Pager::make_pending_writes();
     thread_state().line.is_ours.store(true, std::memory_order_relaxed);
+}
+
+struct Aside::Saved {
+    int depth;
+    int raw_depth;
+    bool aside;
+    std::vector<PagerPins> pins;
+};
+
+Aside::Aside() {
+    ThreadState& state = thread_state();
+    saved_ = std::make_unique<Saved>(
+        Saved{state.depth, state.raw_depth, state.aside, std::move(state.pins)});
+    state.depth = 0;
+    state.raw_depth = 0;
+    state.aside = true;
+    state.pins.clear();
+}
+
+Aside::~Aside() {
+    ThreadState& state = thread_state();
+    state.depth = saved_->depth;
+    state.raw_depth = saved_->raw_depth;
+    state.aside = saved_->aside;
+    state.pins = std::move(saved_->pins);
 }
 
 size_t user_threads() { return ThreadRoster::instance().user_threads(); }
@@ -347,10 +399,17 @@ void end_lazy_clone(const at::Tensor& tensor) {
     }
 }
 
+void make_updates_for(const at::Tensor& tensor) {
+    for_any_tensor(tensor, [](const c10::StorageImpl* storage) {
+        DeferredUpdates::instance().make_for(storage);
+    });
+}
+
 }  // namespace
 
 void pin_briefly(const at::Tensor& tensor) {
     if (may_pin()) {
+        make_updates_for(tensor);
         end_lazy_clone(tensor);
         for_tensor(tensor, &pin_storage_briefly);
     }
@@ -358,6 +417,7 @@ void pin_briefly(const at::Tensor& tensor) {
 
 void pin_for_good(const at::Tensor& tensor) {
     if (may_pin()) {
+        make_updates_for(tensor);
         end_lazy_clone(tensor);
         for_tensor(tensor, &pin_storage_for_good);
     }
@@ -365,6 +425,7 @@ void pin_for_good(const at::Tensor& tensor) {
 
 void pin_storage(const c10::Storage& storage, bool for_good) {
     if (may_pin()) {
+        DeferredUpdates::instance().make_for(storage.unsafeGetStorageImpl());
         end_lazy_clone(storage.unsafeGetStorageImpl());
         for_storage(storage.unsafeGetStorageImpl(),
                     for_good ? &pin_storage_for_good : &pin_storage_briefly);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "allocator/current_stream.h"
+#include "binding/deferred_updates.h"
 #include "binding/managed_storages.h"
 
 namespace trainstream {
@@ -17,6 +18,9 @@ void UseScope::add(const at::Tensor& tensor, bool writes, UseKind kind, bool uns
     if (PagerRegistry::instance().forked()) {
         return;  // Nothing moves in a child.
     }
+    for_any_tensor(tensor, [](const c10::StorageImpl* storage) {
+        DeferredUpdates::instance().make_for(storage);
+    });
     for_tensor(tensor, [&](Pager& pager, c10::StorageImpl* storage) {
         auto group = std::find_if(groups_.begin(), groups_.end(),
                                   [&](const OfPager& other) { return other.pager == &pager; });

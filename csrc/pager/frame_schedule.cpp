@@ -286,6 +286,20 @@ void FrameSchedule::close_extra(size_t begin) {
     plan_anew();
 }
 
+ItemList FrameSchedule::outlived() {
+    ItemList items;
+    looked_at_ = std::max(looked_at_, done_ - std::min<uint64_t>(done_, length()));
+    for (; looked_at_ < done_; ++looked_at_) {
+        for (const uint32_t item : operation_at(looked_at_)) {
+            const bool in_extra = has_frame(item) && offset_[item] >= kSegmentSpan;
+            if (in_extra && !fixed_[item] && loses_frame_before(item, next_use(item, done_))) {
+                items.push_back(item);
+            }
+        }
+    }
+    return items;
+}
+
 /// What was provided for is so no more: from what has been done on, everything is planned again.
 void FrameSchedule::plan_anew() {
     planned_ = done_;

@@ -73,6 +73,10 @@ public:
     size_t open_extra(size_t size_bytes, uint64_t until);
     /// The segment whose offsets begin at `begin` is no more. Requires: it is empty.
     void close_extra(size_t begin);
+    /// What the operators that have ended since the last call used, and will not use again before
+    /// the segment that it is in goes. It had better leave now: what is written takes as long to
+    /// leave as to come, and whoever needs the segment's memory would wait for it.
+    ItemList outlived();
     bool extra_is_empty(size_t begin) const {
         const auto first = frames_.lower_bound(begin);
         return first == frames_.end() || first->first >= begin + kSegmentSpan;
@@ -155,6 +159,7 @@ private:
     uint64_t done_ = 0;              // All before this time have ended.
     uint64_t planned_ = 0;           // All uses before this time, and
     size_t planned_uses_ = 0;        // so many of this one's, are provided for.
+    uint64_t looked_at_ = 0;         // outlived() has seen all operations before this time.
     std::optional<Plan> pending_;
     uint64_t strays_ = 0;
     int strays_in_a_row_ = 0;

@@ -43,6 +43,10 @@ Pager::Pager(Device& device, DeviceMemory& memory, HostPool& host, OwnerPort& po
       map_(memory.slack_bytes()) {}
 
 void* Pager::allocate(size_t size_bytes, StreamId stream) {
+    if (has_fault_.load(std::memory_order_relaxed)) {
+        MutexLock lock(mutex_);
+        std::rethrow_exception(fault_);
+    }
     sweep();
     void* block = take_block(size_bytes, stream, Effort::kEvict);
     if (block == nullptr && give_way(size_bytes)) {

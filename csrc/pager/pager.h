@@ -200,6 +200,12 @@ public:
     /// Whether a write may be left pending past an optimizer's step: all uses are announced, and a
     /// plan is in force, so that nothing is laid out anew between steps.
     bool may_leave_pending() const;
+    /// Whether an update of `owners` may wait until their bytes are next used: all uses are
+    /// announced, storages move, and nobody has an address of these.
+    bool may_defer(const std::vector<void*>& owners) const;
+    /// An update that was deferred failed, in the middle of something else that went on: allocate()
+    /// throws this from now on.
+    void stop_with(std::exception_ptr fault);
 
     // Kernels that nobody announces: pager_unseen.cpp.
     /// From here to end_unseen() such a kernel may write to what is pinned, and to what is made
@@ -382,6 +388,7 @@ private:
     void work_on_plan();
     bool lay_arena();
     void manage_extra();
+    void leave_early();
     bool open_extra();
     bool close_extra(size_t begin);
     bool close_all_extra();
@@ -438,6 +445,8 @@ private:
 
     std::atomic<bool> capturing_{false};
     std::atomic<bool> was_capturing_{false};  // Ever.
+    std::atomic<bool> has_fault_{false};
+    std::exception_ptr fault_ TS_GUARDED_BY(mutex_);  // See stop_with().
     std::atomic<bool> closed_{false};
     std::atomic<Watch> watch_{Watch::kOn};
     std::atomic<int> warm_up_boundaries_{0};

@@ -1,5 +1,6 @@
 // csrc/pager/pager_pending.cpp: writes that another thread makes later. An optimizer's updates of
 // weights in host memory go on while the next step begins, and each weight waits for its own only.
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -55,6 +56,7 @@ void Pager::wait_for_all_writes() {
     if (t_makes_pending_writes) {
         return;
     }
+    port_.make_updates();
     MutexLock lock(mutex_);
     wait_while([this]() TS_REQUIRES(mutex_) { return pending_writes_ > 0; });
 }
@@ -67,6 +69,36 @@ bool Pager::may_leave_pending() const {
     MutexLock lock(mutex_);
     return paged_storages_ == 0 && plan_ != nullptr && plan_->is_laid() && !plan_->retiring &&
            may_move();
+}
+
+/// With several threads one could launch what it has an address for; with paged blocks peaks of
+/// steps count. A graph has addresses for good, and reads what it likes whenever it is replayed.
+bool Pager::may_defer(const std::vector<void*>& owners) const {
+    if (was_capturing_.load() || port_.user_threads() > 1 || !port_.all_announced()) {
+        return false;
+    }
+    MutexLock lock(mutex_);
+    const bool moves = stats_.evictions > 0 && may_move() && paged_storages_ == 0;
+    if (!moves || unseen_steps_ > 0 || unseen_functions_ > 0 || began_unheard_) {
+        return false;
+    }
+    return std::all_of(owners.begin(), owners.end(), [&](const void* owner) TS_REQUIRES(mutex_) {
+        const auto found = table_.find(port_.address_of(owner));
+        if (found == table_.end()) {
+            return true;  // It moves no more than what is too small.
+        }
+        const Storage& storage = *found->second;
+        const bool reachable = storage.host().address == nullptr || storage.host().device_visible;
+        return !storage.pinned_for_good() && reachable;
+    });
+}
+
+void Pager::stop_with(std::exception_ptr fault) {
+    MutexLock lock(mutex_);
+    if (fault_ == nullptr) {
+        fault_ = std::move(fault);
+        has_fault_.store(true);
+    }
 }
 
 /// Where nobody else moves it, nor is about to write what the use touches.

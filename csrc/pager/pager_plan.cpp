@@ -398,8 +398,24 @@ void Pager::work_on_plan() {
         retire_plan();
     } else if (laid || (has_begun && lay_arena())) {
         manage_extra();
+        leave_early();
         load_ahead();
     }
+}
+
+/// What is in use now stays until its segment goes.
+void Pager::leave_early() {
+    std::vector<StoragePtr> leaving;
+    {
+        MutexLock lock(mutex_);
+        for (const uint32_t item : plan_->schedule->outlived()) {
+            const StoragePtr& storage = plan_->items[item];
+            if (storage != nullptr && storage->in_frame() && storage->movable()) {
+                leaving.push_back(storage);
+            }
+        }
+    }
+    evict_each(leaving);
 }
 
 /// Extra frames come where the recorded step had the room, and go before it needs it.

@@ -64,6 +64,7 @@ void StepReplay::play_period() {
         compute_at_ = begin + waited + compute_ns(step_.places[i] + 1);
         schedule_.ended();
         open_or_close_extra();
+        leave_early();
         load_due();
     }
     // Updates in host memory are waited for last, and no plan changes how long they take.
@@ -145,6 +146,14 @@ void StepReplay::open_or_close_extra() {
     for (size_t count = extra_.size() + 1; step_.sizes.extra_is_worthwhile(now, count); ++count) {
         const uint64_t until = step_.sizes.extra_ends(now, count);
         extra_.push_back({schedule_.open_extra(step_.sizes.segment_bytes, until), until});
+    }
+}
+
+void StepReplay::leave_early() {
+    for (const uint32_t item : schedule_.outlived()) {
+        if (schedule_.has_frame(item)) {
+            leave(item);
+        }
     }
 }
 

@@ -59,6 +59,7 @@ private:
     void carry_out(const FrameSchedule::Load& load);
     double leave(uint32_t item);
     void open_or_close_extra();
+    void leave_early();
     void close_extra(size_t begin);
     double compute_ns(uint64_t place) const;
     double copy_ns(size_t size_bytes, double alone, double beside, double begin_ns,

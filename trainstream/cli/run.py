@@ -46,6 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="move on demand only, load nothing ahead",
     )
+    parser.add_argument(
+        "--no-late-updates",
+        dest="late_updates",
+        action="store_false",
+        default=None,
+        help="make fused optimizer steps at once, not as weights are next used",
+    )
     parser.add_argument("--verify", action="store_true", default=None, help="check every drop")
     parser.add_argument("-m", "--module", action="store_true", help="as python -m")
     parser.add_argument(

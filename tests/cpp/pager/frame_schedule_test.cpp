@@ -366,6 +366,31 @@ TEST(FrameScheduleTest, ARunThatGoesElsewhereIsBelievedAfterAWhile) {
     EXPECT_EQ(run.demanded, demanded);
 }
 
+TEST(FrameScheduleTest, WhatOutlivesItsLastUseInASegmentLeavesAtOnce) {
+    // Items 0 and 1 come back within the segment's time, 2 and 3 only after it has gone.
+    const Period period{{kUnit, kUnit, kUnit, kUnit}, {{0}, {2}, {1}, {0}, {3}, {1}, {2}, {3}}};
+    FrameSchedule schedule(period, 0, 0);
+    const size_t begin = schedule.open_extra(4 * kUnit, /*until=*/6);
+    ASSERT_GE(begin, FrameSchedule::kSegmentSpan);
+    std::vector<ItemList> outlived;
+    for (const ItemList& items : period.operations) {
+        while (const auto load = schedule.due()) {
+            schedule.entered(load->item, load->offset);
+        }
+        for (const uint32_t item : items) {
+            schedule.begun(item);
+        }
+        schedule.ended();
+        outlived.push_back(schedule.outlived());
+        for (const uint32_t item : outlived.back()) {
+            schedule.left(item);
+        }
+    }
+    const std::vector<ItemList> expected{{}, {2}, {}, {0}, {3}, {1}, {}, {}};
+    EXPECT_EQ(outlived, expected);
+    EXPECT_TRUE(schedule.extra_is_empty(begin));
+}
+
 TEST(FrameScheduleTest, ARemovedItemIsForgotten) {
     Replay run(forth_and_back(8), 4 * kUnit, 0);
     run.load_due();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/error.h"
 #include "support/pager_world.h"
 
 namespace trainstream {
@@ -135,6 +136,47 @@ TEST(PagerPendingTest, AllWritesAreWaitedForAtOnce) {
 TEST(PagerPendingTest, WithoutAPlanNothingIsLeftPending) {
     PagerWorld world;
     EXPECT_FALSE(world.pager.may_leave_pending());
+}
+
+// Goal: an update may wait only where its next use is sure to be seen.
+TEST(PagerPendingTest, AnUpdateMayWaitOnlyWhereStoragesMoveAndNobodyHasAnAddress) {
+    PagerWorld world;
+    std::vector<FakeOwner*> owners{world.make(kBlock, 0), world.make(kBlock, 1)};
+    EXPECT_FALSE(world.pager.may_defer({owners[0]})) << "nothing has moved yet";
+    for (unsigned mark = 2; mark < 6; ++mark) {
+        owners.push_back(world.make(kBlock, mark));
+    }
+    ASSERT_GT(world.pager.stats().evictions, 0u);
+    EXPECT_TRUE(world.pager.may_defer({owners[0], owners[1]}));
+
+    world.pager.pin_for_good(owners[1], 0);
+    EXPECT_TRUE(world.pager.may_defer({owners[0]}));
+    EXPECT_FALSE(world.pager.may_defer({owners[0], owners[1]})) << "an address was given out";
+
+    world.pager.begin_unseen_step();
+    EXPECT_FALSE(world.pager.may_defer({owners[0]})) << "kernels run that nobody announces";
+    world.pager.end_unseen_step();
+    EXPECT_TRUE(world.pager.may_defer({owners[0]}));
+
+    world.pager.set_capturing(true);
+    world.pager.set_capturing(false);
+    EXPECT_FALSE(world.pager.may_defer({owners[0]})) << "a graph may be replayed at any time";
+    drop_all(world, owners);
+}
+
+TEST(PagerPendingTest, AFailedUpdateRefusesAllThatIsAskedForAfterIt) {
+    PagerWorld world;
+    FakeOwner* owner = world.make(kBlock, 7);
+    world.pager.stop_with(std::make_exception_ptr(errors::late_update_failed("the first")));
+    world.pager.stop_with(std::make_exception_ptr(errors::late_update_failed("the second")));
+    try {
+        world.pager.allocate(kBlock, 0);
+        ADD_FAILURE() << "it went on";
+    } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("the first"), std::string::npos) << error.what();
+    }
+    EXPECT_TRUE(world.reads(owner, 7, UseKind::kInPlace));
+    drop_all(world, {owner});
 }
 
 }  // namespace
