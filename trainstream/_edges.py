@@ -216,8 +216,8 @@ def _patch_storages(for_good: Callable, briefly: Callable) -> None:
     # Copies from the old memory to the new, without an operator.
     _announce_storage("resize_", briefly)
     _patch_storage_slices(for_good)
-    # Write to the memory without an operator; used by the old file format.
-    for name in ("_set_from_file", "_byteswap"):
+    # Read or write the memory without an operator; used by the old file format.
+    for name in ("_set_from_file", "_byteswap", "_write_file"):
         _announce_storage(name, briefly)
     # Another process maps the memory, or the memory becomes another storage's.
     for name in ("_share_cuda_", "_share_fd_cpu_", "_share_filename_cpu_", "_swap_data_ptr_"):

@@ -116,11 +116,13 @@ def _in_pieces(
         if pieces is None or len(pieces) == 1:
             Counts.pieces += 1
             return original(*args, **kwargs)
-        waiting = _late_ones(late, stats, lists, pieces) if late is not None else set()
+        at_once = len(pieces)
+        if late is not None:
+            pieces, at_once = _late_ones(late, stats, lists, pieces)
         for number, piece in enumerate(pieces):
             Counts.pieces += 1
             parts = [[whole[i] for i in piece] if whole else [] for whole in lists.values()]
-            with late if number in waiting else contextlib.nullcontext():
+            with late if number >= at_once else contextlib.nullcontext():
                 original(*parts, *args[len(names) :], **kwargs)
             for whole, part in zip(lists.values(), parts, strict=True):
                 # SGD makes its momentum buffers here and expects them in the caller's list.
@@ -241,8 +243,8 @@ def _cut(members: list[int], sizes: list[int], limit_bytes: int) -> list[list[in
 
 def _late_ones(
     late: LateUpdates, stats: dict[str, int], lists: dict[str, list], pieces: list[list[int]]
-) -> set[int]:
-    """The numbers of the pieces that may be made late.
+) -> tuple[list[list[int]], int]:
+    """The pieces anew, and how many of them are to be made now; the others may be made late.
 
     Those that the next forward pass comes to last: it can hide what passes over the link while it
     computes, and no more, while gradients that wait take memory from it. A large vocabulary's are
@@ -250,18 +252,25 @@ def _late_ones(
     """
     budget_bytes = stats["budget_bytes"]
     left_bytes = late.left_bytes(stats["steps"], budget_bytes // _LATE_IN_BUDGET)
-    numbers = set()
-    for number in reversed(range(len(pieces))):
-        piece = pieces[number]
-        if sum(_bytes_of(lists, i) for i in piece) > budget_bytes // _LATE_PIECES_IN_BUDGET:
-            continue
+    written = [lists[name] for name in lists if lists[name] and name not in _SCALAR_LISTS]
+    now, later, rest = [], [], []
+    for piece in reversed(pieces):
+        taken = []
+        piece_bytes = sum(_bytes_of(lists, i) for i in piece)
         grad_bytes = sum(_nbytes(lists["grads"][i]) for i in piece)
-        left_bytes -= grad_bytes
-        if left_bytes < 0:
-            break
-        numbers.add(number)
-        late.take([lists["params"][i] for i in piece], grad_bytes)
-    return numbers
+        if piece_bytes <= budget_bytes // _LATE_PIECES_IN_BUDGET and grad_bytes <= left_bytes:
+            taken = [i for i in piece if late.may_take([whole[i] for whole in written])]
+        elif grad_bytes > left_bytes:
+            left_bytes = 0  # What comes before it is used before it.
+        if taken:
+            left_bytes -= grad_bytes
+            late.take(grad_bytes)
+            later.append(taken)
+            rest += [i for i in piece if i not in taken]  # Biases and the like, that stay.
+        else:
+            now.append(piece)
+    now = [rest] * bool(rest) + now
+    return [*reversed(now), *reversed(later)], len(now)
 
 
 def _must_stay_whole(lists: dict[str, list], options: dict, group_count: int) -> bool:

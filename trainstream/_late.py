@@ -4,11 +4,10 @@ Between a step and the next use of a weight, of its gradient or of its states no
 whether the update was made. Made all at once, its bytes pass over the link while the model waits;
 made one by one before those uses, they pass while it computes. The extension makes them
 (deferred_updates.h). What is here hands them over, and has them made where neither an operator nor
-an address given out would tell: before a fork, before a compiled module is loaded, and once a model
-goes away.
+an address given out would tell: before a fork, before a compiled module is loaded, and once an
+optimizer goes away.
 """
 
-import functools
 import importlib.machinery
 import os
 import weakref
@@ -16,16 +15,21 @@ from collections.abc import Callable
 from types import ModuleType
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.optim.optimizer import Optimizer
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from trainstream import _edges
 
-# They write the tensors of their lists and nothing else, each its own.
+# They write the tensors of their lists, each its own, but no counts of steps.
 _FUSED = {
     getattr(torch, name)
-    for name in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
+    for name in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_")
     if hasattr(torch, name)
 }
+
+# Others may have handlers of their own for each call.
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class LateUpdates(TorchFunctionMode):
@@ -34,7 +38,6 @@ class LateUpdates(TorchFunctionMode):
     def __init__(self, extension: ModuleType):
         super().__init__()
         self._extension = extension
-        self._params: dict[int, weakref.ref] = {}
         self._step, self._left_bytes = -1, 0
         os.register_at_fork(before=self.make_all)
         _before_modules_load(self.make_all)
@@ -49,26 +52,31 @@ class LateUpdates(TorchFunctionMode):
         """Of earlier steps, those that are still to be made. Raises what kept one from it."""
         self._extension.make_deferred_updates()
 
+    def may_take(self, tensors: list[torch.Tensor | None]) -> bool:
+        """Whether one parameter's update may be made late, as far as can be told here: the
+        extension tells the rest."""
+        return all(t is None or type(t) in _PLAIN for t in tensors) and all(
+            self._extension.is_managed(t) for t in tensors if t is not None
+        )
+
     def left_bytes(self, step: int, most_bytes: int) -> int:
         """Of gradients that may wait after the optimizer's step of this number, those of other
-        parameter groups taken off."""
+        parameter groups taken off. 0 where somebody else looks at each call."""
+        if any(type(mode) is not DeviceContext for mode in _get_current_function_mode_stack()):
+            return 0
         if step != self._step:
             self._step, self._left_bytes = step, most_bytes
         return self._left_bytes
 
-    def take(self, params: list[torch.Tensor], grad_bytes: int) -> None:
-        """These wait. Once one of the parameters goes away none does, or its memory would stay."""
+    def take(self, grad_bytes: int) -> None:
+        """So much of gradients waits."""
         self._left_bytes -= grad_bytes
-        for param in params:
-            known = self._params.get(id(param))
-            if known is None or known() is not param:
-                forget = functools.partial(self._forget, id(param))
-                self._params[id(param)] = weakref.ref(param, forget)
 
-    def _forget(self, key: int, reference: weakref.ref) -> None:
-        if self._params.get(key) is reference:
-            del self._params[key]
-        self.make_all()
+
+def make_all_without(optimizer: Optimizer, extension: ModuleType) -> None:
+    """Once the optimizer goes away nothing waits any more, or memory would not be freed. Its
+    parameters tell nothing: torch swaps no tensor that has a weak reference."""
+    weakref.finalize(optimizer, extension.make_deferred_updates).atexit = False
 
 
 def _before_modules_load(function: Callable[[], None]) -> None:

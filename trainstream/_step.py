@@ -14,7 +14,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from trainstream import _edges
+from trainstream import _edges, _late
 
 # Those that have made a step while trainstream was on; what reports find their states by.
 # By their ids, since a class of the user's need not be hashable.
@@ -66,7 +66,9 @@ def install(extension: ModuleType, after_step: Callable[[], None] | None = None)
     # A compiled optimizer step would trace into the extension and warn that it cannot.
     @_edges.hidden_from_compiler
     def after(optimizer, args, kwargs) -> None:
-        _stepped[id(optimizer)] = optimizer
+        if _stepped.get(id(optimizer)) is not optimizer:
+            _stepped[id(optimizer)] = optimizer
+            _late.make_all_without(optimizer, extension)
         if _writes_unseen(optimizer):
             extension.mark_written(_tensors_of(optimizer))
             _stepping.end(optimizer)

@@ -90,9 +90,7 @@ std::optional<c10::Device> device_to_defer_on(const c10::FunctionSchema& schema,
         for_tensors(arguments[i], [&](const at::Tensor& tensor) {
             can = can && is_plain(tensor) && device.value_or(tensor.device()) == tensor.device();
             device = tensor.device();
-            for_tensor(tensor, [&](Pager& /*pager*/, c10::StorageImpl* storage) {
-                owners.push_back(storage);
-            });
+            for_any_tensor(tensor, [&](c10::StorageImpl* storage) { owners.push_back(storage); });
         });
     }
     const Pager* pager = can && device ? PagerRegistry::instance().find(*device) : nullptr;

@@ -31,6 +31,21 @@ void order_after(const c10::Stream& stream) {
     }
 }
 
+/// The floating-point environment of this thread is `wanted` as long as it lives.
+class ArithmeticGuard {
+public:
+    explicit ArithmeticGuard(const std::fenv_t& wanted) {
+        std::fegetenv(&before_);
+        std::fesetenv(&wanted);
+    }
+    ~ArithmeticGuard() { std::fesetenv(&before_); }
+    ArithmeticGuard(const ArithmeticGuard&) = delete;
+    ArithmeticGuard& operator=(const ArithmeticGuard&) = delete;
+
+private:
+    std::fenv_t before_{};
+};
+
 }  // namespace
 
 DeferredUpdate::DeferredUpdate(c10::OperatorHandle op, std::vector<c10::IValue> arguments,
@@ -39,6 +54,7 @@ DeferredUpdate::DeferredUpdate(c10::OperatorHandle op, std::vector<c10::IValue> 
       arguments_(std::move(arguments)),
       keys_(c10::impl::tls_local_dispatch_key_set()),
       stream_(current_stream(device)) {
+    std::fegetenv(&arithmetic_);
     const auto& schema = op_.schema().arguments();
     for (size_t i = 0; i < arguments_.size(); ++i) {
         const c10::AliasInfo* alias = schema.at(i).alias_info();
@@ -53,6 +69,7 @@ DeferredUpdate::DeferredUpdate(c10::OperatorHandle op, std::vector<c10::IValue> 
 /// the optimizer's.
 void DeferredUpdate::make() {
     const c10::impl::ForceDispatchKeyGuard keys(keys_);
+    const ArithmeticGuard arithmetic(arithmetic_);
     const at::NoGradGuard no_grad;
     const c10::StreamGuard stream(stream_);
     const operator_guard::Aside aside;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cfenv>
 #include <cstdint>
 #include <deque>
 #include <exception>
@@ -25,7 +26,7 @@ namespace trainstream {
 /// Owner: DeferredUpdates. Lock: none; one thread calls make(), once.
 class DeferredUpdate {
 public:
-    /// Stream and dispatch keys are those of the caller.
+    /// Stream, dispatch keys and floating-point environment are those of the caller.
     DeferredUpdate(c10::OperatorHandle op, std::vector<c10::IValue> arguments, c10::Device device);
 
     void make();
@@ -37,6 +38,7 @@ private:
     const std::vector<c10::IValue> arguments_;
     const c10::impl::LocalDispatchKeySet keys_;
     const c10::Stream stream_;
+    std::fenv_t arithmetic_{};                       // Whether denormal numbers are zero, that is.
     std::vector<const c10::StorageImpl*> storages_;  // Of what it writes; its aliases keep them.
 };
 

@@ -273,6 +273,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function
     }
     ++state.depth;  // Before anything can throw: on_end takes it back.
     if (state.raw_depth != 0) {
+        make_updates_for(function);  // A subclass's or a mode's handler runs what it likes.
         return nullptr;
     }
     state.raw_depth = traits->leaves_raw ? state.depth : 0;

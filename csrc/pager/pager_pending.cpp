@@ -85,7 +85,7 @@ bool Pager::may_defer(const std::vector<void*>& owners) const {
     return std::all_of(owners.begin(), owners.end(), [&](const void* owner) TS_REQUIRES(mutex_) {
         const auto found = table_.find(port_.address_of(owner));
         if (found == table_.end()) {
-            return true;  // It moves no more than what is too small.
+            return false;  // Nobody knows who has an address of it.
         }
         const Storage& storage = *found->second;
         const bool reachable = storage.host().address == nullptr || storage.host().device_visible;
