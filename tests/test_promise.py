@@ -1260,3 +1260,30 @@ def test_function_in_the_middle_of_which_watching_begins_loses_nothing(tmp_path)
     print(x[0].item())
     """
     assert exit_numbers(run_both(tmp_path, UNSEEN + script, "vram:64MiB"))["evicted"] > 0
+
+
+def test_threads_that_read_the_same_weights_find_their_bytes(tmp_path):
+    # On one stream: what one thread brings in, another must not read before it is there.
+    script = """
+import threading
+weights = [torch.randn(256, 256) for _ in range(40)]
+ones = torch.ones(256, 1)
+expected = [w.mm(ones).sum().item() for w in weights]
+wrong = []
+
+def read(turn):
+    for i in range(turn, turn + 40):
+        if weights[i % 40].mm(ones).sum().item() != expected[i % 40]:
+            wrong.append(i % 40)
+
+for i in range(15):
+    threads = [threading.Thread(target=read, args=(7 * turn * (i % 2),)) for turn in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+print(wrong)
+if _C is not None:
+    assert stats()["restored_bytes"] > 10 * 2**20, stats()
+"""
+    run_both(tmp_path, script, "vram:5MiB,min_storage:128KiB")

@@ -128,7 +128,9 @@ void* NativeMemory::allocate(size_t size_bytes, StreamId stream) {
 void* NativeMemory::allocate_high(size_t size_bytes, StreamId stream, const Region& gap) {
     const size_t gap_bytes = gap.end - gap.begin;
     const size_t need = align_up(size_bytes, kBlockAlignment) + 2 * slack_bytes();
-    if (gap_bytes <= need || high_refusals_.load() >= kMostHighRefusals) {
+    // A rest that torch serves from its segments for small blocks would cut six more of them in
+    // vain.
+    if (gap_bytes <= need + kSmallBlock || high_refusals_.load() >= kMostHighRefusals) {
         return allocate(size_bytes, stream);
     }
     const auto lies_in_gap = [&](const void* address) {

@@ -231,6 +231,12 @@ void Pager::begin_use(const std::vector<Use>& uses, StreamId stream, Pins* pins)
             step_clock_.wait(stream, wait.event, wait.cause);
         }
     }
+    if (!waits.empty()) {
+        MutexLock lock(mutex_);
+        for (const Wait& wait : waits) {
+            wait.storage->note_waited(stream, wait.event);
+        }
+    }
     sweep();
 }
 
@@ -327,21 +333,21 @@ void Pager::settle(const Entry& entry, StreamId stream, bool asked, Pin* pin,
         // No outside event may be waited for inside a capture. torch synchronizes before one, but a
         // load may have started since: the host waits, which a capture allows.
         if (storage.ready() != nullptr) {
-            waits->push_back({storage.ready(), cause});
+            waits->push_back({entry.storage, storage.ready(), cause});
         }
-        if (Event event = storage.take_write(stream)) {
-            waits->push_back({std::move(event), cause});
+        if (Event event = storage.unsynced_write(stream)) {
+            waits->push_back({entry.storage, std::move(event), cause});
         }
         return;
     }
     if (entry.writes) {
         drop_host_copy(storage);
     }
-    if (Event event = storage.take_wait(stream)) {
-        waits->push_back({std::move(event), cause});
+    if (Event event = storage.unsynced(stream)) {
+        waits->push_back({entry.storage, std::move(event), cause});
     }
-    if (Event event = storage.take_write(stream)) {
-        waits->push_back({std::move(event), Stall::kLate});
+    if (Event event = storage.unsynced_write(stream)) {
+        waits->push_back({entry.storage, std::move(event), Stall::kLate});
     }
 }
 

@@ -280,6 +280,7 @@ private:
 
     /// What a stream has to wait for before an operator.
     struct Wait {
+        StoragePtr storage;
         Event event;
         Stall cause;
     };

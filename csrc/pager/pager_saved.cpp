@@ -289,7 +289,7 @@ void Pager::unpack(const StoragePtr& storage, StreamId stream,
         }
         if (storage->residency() == Residency::kResident && !storage->freed) {
             storage->used_by(stream);
-            ready = storage->take_wait(stream);
+            ready = storage->unsynced(stream);
         }
     }
     if (ready != nullptr) {
@@ -298,6 +298,8 @@ void Pager::unpack(const StoragePtr& storage, StreamId stream,
         } else {
             step_clock_.wait(stream, ready, Stall::kLate);
         }
+        MutexLock lock(mutex_);
+        storage->note_waited(stream, ready);
     }
     for (const StoragePtr& other : away) {
         if (!bring_in_ahead(other)) {

@@ -156,13 +156,19 @@ void Storage::set_written(Event written, StreamId stream) {
     after_write_ = {stream};
 }
 
-Event Storage::take_write(StreamId stream) {
-    if (written_ == nullptr ||
-        std::find(after_write_.begin(), after_write_.end(), stream) != after_write_.end()) {
-        return nullptr;
+Event Storage::unsynced_write(StreamId stream) const {
+    const bool synced =
+        std::find(after_write_.begin(), after_write_.end(), stream) != after_write_.end();
+    return synced ? nullptr : written_;
+}
+
+void Storage::note_waited(StreamId stream, const Event& event) {
+    if (event == ready_) {
+        add_once(&synced_, stream);
     }
-    after_write_.push_back(stream);
-    return written_;
+    if (event == written_) {
+        add_once(&after_write_, stream);
+    }
 }
 
 Event Storage::unsynced(StreamId stream) const {
@@ -177,14 +183,6 @@ void Storage::set_host_copy(const HostBlock& block, Event copied) {
     host_is_stale_ = false;
     copied_ = std::move(copied);
     check_invariants();
-}
-
-Event Storage::take_wait(StreamId stream) {
-    Event event = unsynced(stream);
-    if (event != nullptr) {
-        synced_.push_back(stream);
-    }
-    return event;
 }
 
 void Storage::touch(uint64_t now) {

@@ -116,7 +116,7 @@ public:
     /// The last copy; the streams of `synced` have been made to wait for it.
     void set_ready(Event ready, std::vector<StreamId> synced);
     const Event& ready() const { return ready_; }
-    /// Null once `stream` has been made to wait for the last move.
+    /// Null once `stream` has been made to wait for the last move: see note_waited().
     Event unsynced(StreamId stream) const;
     /// A resident storage gets a host copy, which `copied` makes. Neither block may be reused
     /// before.
@@ -125,12 +125,13 @@ public:
     const Event& copied() const { return copied_; }
     /// The last copy out of its blocks or into them; those before have ended by then.
     const Event& last_copy() const { return copied_ != nullptr ? copied_ : ready_; }
-    /// The event that `stream` has yet to wait for; null: none. Counts `stream` as synced.
-    Event take_wait(StreamId stream);
     /// It was written in an order that no stream but `stream` has: others wait for `written`.
     void set_written(Event written, StreamId stream);
-    /// Likewise take_wait().
-    Event take_write(StreamId stream);
+    /// Null once `stream` has been made to wait for that write.
+    Event unsynced_write(StreamId stream) const;
+    /// `stream` has been made to wait for `event`, if that is still one to wait for. Not said
+    /// before: another thread would give the stream work that is in no order yet.
+    void note_waited(StreamId stream, const Event& event);
 
     // Coldness, in ticks of the pager's clock (one a use).
     void touch(uint64_t now);

@@ -200,44 +200,48 @@ TEST(StorageTest, AddressPinKeepsAColdStorageCold) {
     EXPECT_FALSE(storage.may_come_in());
 }
 
-// Goal: a stream waits for a copy once, and for the next copy again.
-TEST(StorageTest, EachStreamWaitsOnceForACopy) {
+// Goal: a stream waits for a copy until it has been made to, and for the next copy again.
+TEST(StorageTest, EachStreamWaitsForACopyUntilItHasBeenMadeTo) {
     Storage storage = storage_in(Residency::kResident);
-    EXPECT_EQ(storage.take_wait(7), nullptr);  // No copy yet.
+    EXPECT_EQ(storage.unsynced(7), nullptr);  // No copy yet.
     const auto first = std::make_shared<ManualEvent>();
     const auto second = std::make_shared<ManualEvent>();
     storage.set_ready(first, {kHome});
-    EXPECT_EQ(storage.take_wait(kHome), nullptr);
-    EXPECT_EQ(storage.take_wait(7), first);
-    EXPECT_EQ(storage.take_wait(7), nullptr);
-    EXPECT_EQ(storage.take_wait(8), first);
+    EXPECT_EQ(storage.unsynced(kHome), nullptr);
+    EXPECT_EQ(storage.unsynced(7), first);
+    EXPECT_EQ(storage.unsynced(7), first);  // Another thread on the same stream.
+    storage.note_waited(7, first);
+    EXPECT_EQ(storage.unsynced(7), nullptr);
+    EXPECT_EQ(storage.unsynced(8), first);
 
     storage.set_ready(second, {8});
 
-    EXPECT_EQ(storage.take_wait(8), nullptr);
-    EXPECT_EQ(storage.take_wait(7), second);
-    EXPECT_EQ(storage.take_wait(kHome), second);
+    storage.note_waited(7, first);  // Too late: there was another copy meanwhile.
+    EXPECT_EQ(storage.unsynced(8), nullptr);
+    EXPECT_EQ(storage.unsynced(7), second);
+    EXPECT_EQ(storage.unsynced(kHome), second);
     EXPECT_EQ(storage.ready(), second);
 }
 
-// Goal: a write made on one stream is waited for once by each other stream, and no move in between
+// Goal: a write made on one stream is waited for by each other stream, and no move in between
 // changes that.
-TEST(StorageTest, EachOtherStreamWaitsOnceForAWrite) {
+TEST(StorageTest, EachOtherStreamWaitsForAWriteUntilItHasBeenMadeTo) {
     Storage storage = storage_in(Residency::kResident);
-    EXPECT_EQ(storage.take_write(7), nullptr);  // None yet.
+    EXPECT_EQ(storage.unsynced_write(7), nullptr);  // None yet.
     const auto first = std::make_shared<ManualEvent>();
     const auto second = std::make_shared<ManualEvent>();
     storage.set_written(first, 7);
     storage.set_ready(std::make_shared<ManualEvent>(), {kHome, 8});
-    EXPECT_EQ(storage.take_write(7), nullptr);
-    EXPECT_EQ(storage.take_write(8), first);
-    EXPECT_EQ(storage.take_write(8), nullptr);
-    EXPECT_EQ(storage.take_write(kHome), first);
+    EXPECT_EQ(storage.unsynced_write(7), nullptr);
+    EXPECT_EQ(storage.unsynced_write(8), first);
+    storage.note_waited(8, first);
+    EXPECT_EQ(storage.unsynced_write(8), nullptr);
+    EXPECT_EQ(storage.unsynced_write(kHome), first);
 
     storage.set_written(second, 8);
 
-    EXPECT_EQ(storage.take_write(8), nullptr);
-    EXPECT_EQ(storage.take_write(7), second);
+    EXPECT_EQ(storage.unsynced_write(8), nullptr);
+    EXPECT_EQ(storage.unsynced_write(7), second);
 }
 
 // Goal: what a copy has to wait for. Method: streams come once each, and an eviction, which waits
