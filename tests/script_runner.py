@@ -39,6 +39,7 @@ for name in ("start_sim", "cuda_allocator", "install_cuda_allocator", "pin", "pi
     setattr(fake, name, recorder(name))
 fake.calls, fake.has_cuda, fake.torch_version = calls, HAS_CUDA, TORCH_VERSION
 fake.cuda_device_count = lambda: (0, "no driver")
+fake.make_deferred_updates = lambda: None
 fake.is_cold = lambda tensor: True
 fake.stats = lambda: dict(
     device="sim", budget_bytes=100, peak_bytes=90, evicted_bytes=80, restored_bytes=70,

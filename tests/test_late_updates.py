@@ -268,6 +268,36 @@ finish(optimizer)
     run_both(tmp_path, MODEL + script, UNDER)
 
 
+def test_what_saves_without_an_operator_has_the_updates(tmp_path):
+    script = """
+optimizer = adamw()
+for i in range(4):
+    print(step(optimizer))
+last = torch.jit.script(nn.Sequential(layers[38], layers[39]))
+for i in range(3):
+    print(step(optimizer))
+    if i == 0:
+        buffer = io.BytesIO()
+        torch.jit.save(last, buffer)
+    elif i == 1:
+        torch.jit.save(last, "last.pt")
+        buffer = "last.pt"
+    else:
+        buffer = io.BytesIO()
+        with torch.package.PackageExporter(buffer) as package:
+            package.save_pickle("weights", "last.pkl", layers[38].weight.detach())
+    if i < 2:
+        if i == 0:
+            buffer.seek(0)
+        print([digest(p) for p in torch.jit.load(buffer).parameters()])
+    else:
+        buffer.seek(0)
+        print(digest(torch.package.PackageImporter(buffer).load_pickle("weights", "last.pkl")))
+finish(optimizer)
+"""
+    run_both(tmp_path, MODEL + script, UNDER)
+
+
 def test_a_child_has_the_updates(tmp_path):
     script = """
 import os

@@ -4,10 +4,11 @@ Between a step and the next use of a weight, of its gradient or of its states no
 whether the update was made. Made all at once, its bytes pass over the link while the model waits;
 made one by one before those uses, they pass while it computes. The extension makes them
 (deferred_updates.h). What is here hands them over, and has them made where neither an operator nor
-an address given out would tell: before a fork, before a compiled module is loaded, and once an
-optimizer goes away.
+an address given out would tell: before a fork, before a compiled module is loaded, before C++ saves
+what it is given, and once an optimizer goes away.
 """
 
+import functools
 import importlib.machinery
 import os
 import weakref
@@ -28,6 +29,13 @@ _FUSED = {
     if hasattr(torch, name)
 }
 
+# C++ that reads CPU tensors where they are: torch.package, torch.jit.save.
+_SERIALIZERS = {
+    "PyTorchFileWriter": ("write_record",),
+    "ScriptModule": ("save", "save_to_buffer"),
+    "ScriptFunction": ("save", "save_to_buffer"),
+}
+
 # Others may have handlers of their own for each call.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -40,7 +48,11 @@ class LateUpdates(TorchFunctionMode):
         self._extension = extension
         self._step, self._left_bytes = -1, 0
         os.register_at_fork(before=self.make_all)
-        _before_modules_load(self.make_all)
+        # Compiled Python modules, that is: their functions may use what they please.
+        _before(importlib.machinery.ExtensionFileLoader, "create_module", self.make_all)
+        for owner, names in _SERIALIZERS.items():
+            for name in names:
+                _before(getattr(torch._C, owner, None), name, self.make_all)
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         options = kwargs or {}
@@ -79,13 +91,14 @@ def make_all_without(optimizer: Optimizer, extension: ModuleType) -> None:
     weakref.finalize(optimizer, extension.make_deferred_updates).atexit = False
 
 
-def _before_modules_load(function: Callable[[], None]) -> None:
-    """Compiled Python modules, that is: their functions may use what they please."""
-    loader = importlib.machinery.ExtensionFileLoader
-    original = loader.create_module
+def _before(owner: type | None, name: str, function: Callable[[], None]) -> None:
+    """Puts a call of `function` before each of `owner.name`."""
+    original = getattr(owner, name, None)
+    if original is None:
+        return  # Another torch has it elsewhere.
 
-    def create_module(self, spec):
+    def called(self, *args, **kwargs):
         function()
-        return original(self, spec)
+        return original(self, *args, **kwargs)
 
-    loader.create_module = _edges.hidden_from_compiler(create_module)
+    setattr(owner, name, _edges.hidden_from_compiler(functools.wraps(original)(called)))

@@ -13,6 +13,7 @@
 
 #include "allocator/current_stream.h"
 #include "allocator/pager_registry.h"
+#include "allocator/sim_allocator.h"
 #include "allocator/torch_compat.h"
 #include "binding/deferred_updates.h"
 #include "binding/managed_storages.h"
@@ -248,8 +249,20 @@ void pass_boundary(ThreadState& state) {
     }
 }
 
+/// In a forked child nothing moves. What was on its way to a place that a storage already points to
+/// comes there before anybody looks: a simulated device's copies, as no child can use CUDA.
+bool is_child() {
+    if (!PagerRegistry::instance().forked()) {
+        return false;
+    }
+    if (SimAllocator* sim = sim_allocator()) {
+        sim->device().finish_if_forked();
+    }
+    return true;
+}
+
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
-    if (PagerRegistry::instance().forked()) {
+    if (is_child()) {
         return nullptr;
     }
     if (function.scope() == at::RecordScope::TORCHSCRIPT_FUNCTION) {
@@ -384,7 +397,7 @@ void pin_storage_for_good(Pager& pager, c10::StorageImpl* storage) {
 }
 
 /// A forked child moves nothing, so addresses stay right without a pin.
-bool may_pin() { return !PagerRegistry::instance().forked(); }
+bool may_pin() { return !is_child(); }
 
 /// Handing out the address of a lazy clone makes it a storage of its own; better before the pin.
 void end_lazy_clone(c10::StorageImpl* storage) {

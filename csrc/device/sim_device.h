@@ -69,6 +69,8 @@ public:
     void set_faults(const SimFaults& faults);
     void set_capturing(bool capturing);
     uint64_t locked_bytes() const;
+    /// In a forked child: does what the lost threads had left. Elsewhere nothing.
+    void finish_if_forked() TS_EXCLUDES(mutex_);
 
 private:
     class Copy;
@@ -91,8 +93,6 @@ private:
         TS_REQUIRES(mutex_);
     /// Whether [begin, end) meets a page-locked range, and whether it lies in that one wholly.
     std::pair<bool, bool> find_locked(uintptr_t begin, uintptr_t end) const TS_REQUIRES(mutex_);
-    /// In a forked child: does what the lost threads had left. Elsewhere nothing.
-    void finish_if_forked() TS_EXCLUDES(mutex_);
     void enter_child() TS_NO_THREAD_SAFETY_ANALYSIS;
 
     const SimDeviceOptions options_;
