@@ -10,6 +10,7 @@ directions at once, which share host memory. Without a GPU only the host part ru
 
 import argparse
 import gc
+import itertools
 import os
 import statistics
 import threading
@@ -52,11 +53,14 @@ def wait_for(optimizer):
 
 
 def median_steps(optimizers, steps):
-    """Seconds of a step of each, taking turns; the first two do not count."""
+    """Seconds of a step of each, taking turns; the first two do not count.
+
+    In every order: cores that slept through a kernel's step are slower in the next one.
+    """
     seconds = [[] for _ in optimizers]
-    for turn in range(steps + 2):
-        order = list(zip(optimizers, seconds, strict=True))
-        for optimizer, taken in order[turn % len(order) :] + order[: turn % len(order)]:
+    orders = itertools.cycle(itertools.permutations(zip(optimizers, seconds, strict=True)))
+    for order in itertools.islice(orders, steps + 2):
+        for optimizer, taken in order:
             wait_for(optimizer)
             start = time.perf_counter()
             optimizer.step()
@@ -181,7 +185,7 @@ class Rows(list):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parameters", type=int, default=400_000_000)
-    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--folder", default=None)
     options = parser.parse_args()
     rows = Rows()

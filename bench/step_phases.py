@@ -3,7 +3,7 @@
     PYTORCH_TRAINSTREAM=1 PYTORCH_TRAINSTREAM_CONF=vram:18GiB \
         python bench/step_phases.py --shape 7.62b --kind stock --steps 6 [--name phases-7.62b]
 
-Every third step waits for the device after each phase, which costs overlap; the others do not.
+Nothing waits between the phases: events on the device tell when each ended there.
 """
 
 import argparse
@@ -29,30 +29,36 @@ def counters():
     return {} if extension is None else dict(extension.stats())
 
 
-def nothing():
-    pass
+PHASES = ("forward", "backward", "optimizer")
 
 
-def run_step(trainer, wait):
-    """Seconds of forward, backward, optimizer and all of it; the loss."""
-    sync = torch.cuda.synchronize if wait else nothing
+def run_step(trainer):
+    """Seconds of forward, backward and optimizer on the device, of all; of the same in the program,
+    which runs ahead; and the loss."""
     torch.cuda.synchronize()
-    times = [time.perf_counter()]
+    times, events = [], []
+
+    def mark():
+        times.append(time.perf_counter())
+        events.append(torch.cuda.Event(enable_timing=True))
+        events[-1].record()
+
+    mark()
     vocabulary = trainer.model.config.vocab_size
     ids = torch.randint(0, vocabulary, trainer.size, generator=trainer.generator).to("cuda")
     loss = trainer.model(input_ids=ids, labels=ids).loss
-    sync()
-    times.append(time.perf_counter())
+    mark()
     loss.backward()
-    sync()
-    times.append(time.perf_counter())
+    mark()
     trainer.optimizer.step()
     trainer.optimizer.zero_grad(set_to_none=True)
-    sync()
-    times.append(time.perf_counter())
+    mark()
     torch.cuda.synchronize()
-    parts = [after - before for before, after in zip(times, times[1:], strict=False)]
-    return (*parts, time.perf_counter() - times[0]), loss.item()
+    whole = time.perf_counter() - times[0]
+    pairs = [*zip(events, events[1:], strict=False)]
+    on_device = [before.elapsed_time(after) / 1e3 for before, after in pairs]
+    program = [after - before for before, after in zip(times, times[1:], strict=False)]
+    return (*on_device, whole), program, loss.item()
 
 
 def describe(last, now):
@@ -92,17 +98,17 @@ def main():
     parser.add_argument("--name", help="of the result")
     parser.add_argument("--folder")
     parser.add_argument("--record", help="file for the step that the plan was made from (JSON)")
-    parser.add_argument("--never-wait", action="store_true", help="in no step, for no phase")
     options = parser.parse_args()
     torch.use_deterministic_algorithms(True)
     trainer = qwen2.Trainer(options.shape, "cuda", 4, 2048, kind=options.kind)
-    last, whole, phased = counters(), [], []
+    last, steps, ahead = counters(), [], []
     for step in range(options.steps):
-        wait = step % 3 == 2 and not options.never_wait
-        seconds, loss = run_step(trainer, wait)
-        (phased if wait else whole).append(seconds)
+        seconds, program, loss = run_step(trainer)
+        steps.append(seconds)
+        ahead.append(program)
         words = "forward {:.3f} backward {:.3f} optimizer {:.3f} all {:.3f} s".format(*seconds)
-        print(f"{step} {'waiting ' if wait else ''}{words}, loss {loss.hex()}", flush=True)
+        words += "; program {:.3f} {:.3f} {:.3f}".format(*program)
+        print(f"{step} {words}, loss {loss.hex()}", flush=True)
         now = counters()
         print(describe(last, now), flush=True)
         last = now
@@ -110,10 +116,10 @@ def main():
         extension = sys.modules["trainstream._C"]
         with open(options.record, "w", encoding="utf-8") as file:
             json.dump(extension.recorded_steps(), file)
-    rows = [("step, median after 3", statistics.median(s[3] for s in whole[2:]), "s")]
-    for i, phase in enumerate(("forward", "backward", "optimizer")):
-        if phased:
-            rows.append((f"{phase}, alone", phased[-1][i], "s"))
+    rows = [("step, median after 3", statistics.median(s[3] for s in steps[3:]), "s")]
+    for i, phase in enumerate(PHASES):
+        rows.append((f"{phase}, on the device", statistics.median(s[i] for s in steps[3:]), "s"))
+        rows.append((f"{phase}, program", statistics.median(s[i] for s in ahead[3:]), "s"))
     share = getattr(trainer.optimizer, "share", None)
     if share:
         rows.append(("updates on the host", share[0] / max(1, sum(share)), "ratio"))
