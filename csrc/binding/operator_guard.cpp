@@ -16,7 +16,6 @@
 #include "allocator/sim_allocator.h"
 #include "allocator/torch_compat.h"
 #include "binding/deferred_updates.h"
-#include "binding/foreign_kernels.h"
 #include "binding/managed_storages.h"
 #include "binding/operator_traits.h"
 #include "binding/thread_roster.h"
@@ -262,11 +261,6 @@ bool is_child() {
     return true;
 }
 
-/// A hook may hand what it is given to a kernel that nobody announces, where there are any.
-bool only_operators(const at::RecordFunction& function) {
-    return is_backward_of_operator(function) && !foreign_kernels_loaded();
-}
-
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
     if (is_child()) {
         return nullptr;
@@ -274,12 +268,11 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function
     if (function.scope() == at::RecordScope::TORCHSCRIPT_FUNCTION) {
         // Its fused kernels take what they use by its address.
         DeferredUpdates::instance().make_all();
-        PagerRegistry::instance().for_each([](Pager& pager) { pager.note_unseen(); });
         return std::make_unique<NotAnOperator>();
     }
     ThreadState& state = thread_state();
     const OperatorTraits* traits = traits_of(function);
-    if (traits == nullptr && (is_view_without_schema(function) || only_operators(function))) {
+    if (traits == nullptr && is_view_without_schema(function)) {
         return std::make_unique<NotAnOperator>();
     }
     if (traits == nullptr) {

@@ -273,11 +273,4 @@ bool is_view_without_schema(const at::RecordFunction& function) {
     return name == "detach" || name == "detach_";
 }
 
-bool is_backward_of_operator(const at::RecordFunction& function) {
-    const std::string_view name = function.name();
-    const std::string_view before = "autograd::engine::evaluate_function: ";
-    return name.size() > before.size() && name.substr(0, before.size()) == before &&
-           name.back() >= '0' && name.back() <= '9';
-}
-
 }  // namespace trainstream

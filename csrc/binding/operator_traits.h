@@ -35,9 +35,4 @@ const OperatorTraits* traits_of(const at::RecordFunction& function);
 /// which autograd calls on every weight that it saves.
 bool is_view_without_schema(const at::RecordFunction& function);
 
-/// Whether it announces the backward pass of one of torch's own operators, which is operators that
-/// announce themselves, and the hooks of the tensors that it is about. Autograd names these after
-/// the operator, with a number at the end; a Python function's ends in "Backward".
-bool is_backward_of_operator(const at::RecordFunction& function);
-
 }  // namespace trainstream

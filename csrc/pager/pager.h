@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -217,8 +216,6 @@ public:
     /// The same for all storages, those included that are yet to be made: such an optimizer's step.
     void begin_unseen_step();
     void end_unseen_step() noexcept;
-    /// Such kernels run from here on, in this step and perhaps in the next, and use what there is.
-    void note_unseen();
 
     /// Moves every storage that may move to the host. Returns the bytes that left.
     uint64_t evict_all();
@@ -353,18 +350,9 @@ private:
     bool only_saved(const Storage& storage) const TS_REQUIRES(mutex_);
     bool copy_out_ahead(const StoragePtr& storage);
     bool copy_to_new_host_block(const StoragePtr& storage);
-    enum class Holders : uint8_t { kSavedTensors, kAny };
-    bool bring_in_ahead(const StoragePtr& storage, Holders holders);
+    bool bring_in_ahead(const StoragePtr& storage);
     bool load_ahead_into_pool(const StoragePtr& storage, void* owner);
     void plan_spills(uint64_t live_peak_bytes) TS_REQUIRES(mutex_);
-
-    // What left in the step that made it: pager_returns.cpp.
-    void note_left(const StoragePtr& storage) TS_REQUIRES(mutex_);
-    void note_return(Storage& storage) TS_REQUIRES(mutex_);
-    void bring_back();
-    std::vector<StoragePtr> next_to_return() TS_REQUIRES(mutex_);
-    bool all_uses_announced() const TS_REQUIRES(mutex_);
-    void order_home_after_returns();
 
     [[noreturn]] void throw_out_of_memory(size_t size_bytes);
     void start_watching();
@@ -469,7 +457,6 @@ private:
     uint64_t unseen_steps_ TS_GUARDED_BY(mutex_) = 0;             // That are under way.
     uint64_t unseen_functions_ TS_GUARDED_BY(mutex_) = 0;         // Likewise,
     uint64_t serial_before_functions_ TS_GUARDED_BY(mutex_) = 0;  // and since when: `serials_`.
-    uint64_t last_unseen_step_ TS_GUARDED_BY(mutex_) = 0;         // One more, when one began last.
     // Uses have been announced since a moment in this step; what began before may still write.
     bool began_unheard_ TS_GUARDED_BY(mutex_) = false;
     uint64_t watch_again_bytes_ TS_GUARDED_BY(mutex_) = 0;
@@ -495,13 +482,6 @@ private:
     uint64_t spill_wish_bytes_ TS_GUARDED_BY(mutex_) = 0;  // By need, in this step.
     uint64_t spill_moves_ TS_GUARDED_BY(mutex_) = 0;       // Moves that no want of room made.
     uint64_t spill_moves_at_last_step_ TS_GUARDED_BY(mutex_) = 0;
-
-    // What left in the step that made it and has not been used since, by serial: in the order in
-    // which it was made.
-    std::map<uint64_t, StoragePtr> left_early_ TS_GUARDED_BY(mutex_);
-    std::map<StreamId, StoragePtr> last_brought_back_ TS_GUARDED_BY(mutex_);  // Of each home.
-    uint64_t returned_serial_ TS_GUARDED_BY(mutex_) = 0;  // Of the last that was used again.
-    std::atomic<int> return_tries_{0};  // Boundaries at which what was made before it may come.
 
     StepTrace trace_ TS_GUARDED_BY(mutex_);
     uint64_t operations_ TS_GUARDED_BY(mutex_) = 0;

@@ -97,7 +97,6 @@ void* Pager::take_block_by_evicting(size_t size_bytes, StreamId stream) {
                 moved = true;
                 MutexLock lock(mutex_);
                 peak_.pressed_bytes += leaves_anyway(*victim) ? 0 : victim->size_bytes();
-                note_left(victim);
             }
         }
         void* block = moved ? memory_.allocate(size_bytes, stream) : nullptr;

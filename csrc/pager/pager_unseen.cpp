@@ -20,14 +20,6 @@ bool Pager::may_be_written_unseen(const Storage& storage) const {
     return unseen_steps_ > 0 || storage.unseen_writers > 0 || made_within || began_unheard_;
 }
 
-void Pager::note_unseen() {
-    {
-        MutexLock lock(mutex_);
-        last_unseen_step_ = stats_.steps + 1;
-    }
-    order_home_after_returns();
-}
-
 std::vector<StoragePtr> Pager::begin_unseen(const Pins& pins) {
     std::vector<StoragePtr> storages;
     MutexLock lock(mutex_);
@@ -55,11 +47,8 @@ void Pager::end_unseen(const std::vector<StoragePtr>& storages) noexcept {
 }
 
 void Pager::begin_unseen_step() {
-    {
-        MutexLock lock(mutex_);
-        ++unseen_steps_;
-    }
-    order_home_after_returns();
+    MutexLock lock(mutex_);
+    ++unseen_steps_;
 }
 
 void Pager::end_unseen_step() noexcept {
