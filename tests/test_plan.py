@@ -44,6 +44,48 @@ if _C is not None:
     )
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_weights_of_data_parallel_and_checkpoints_are_planned(tmp_path, device):
+    run_both(
+        tmp_path,
+        MODEL
+        + """
+from torch.utils.checkpoint import checkpoint
+backend = "gloo" if DEVICE == "cpu" else "nccl"
+torch.distributed.init_process_group(
+    backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = layers
+    def forward(self, x):
+        for i, layer in enumerate(self.layers):
+            x = checkpoint(layer, x, use_reentrant=i % 2 == 1)
+        return x
+
+parallel = nn.parallel.DistributedDataParallel(Whole())
+def step():
+    loss = parallel(batch.clone().requires_grad_()).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item().hex()
+
+print([step() for _ in range(6)])
+print([digest(p) for p in layers.parameters()])
+if _C is not None:
+    (planned,) = _C.recorded_steps()
+    large = [size for size in planned["item_bytes"] if size >= 1 << 20]
+    assert len(large) == 12 + 24, planned["item_bytes"]  # Weights and states.
+    assert stats()["loaded_ahead_bytes"] > 25 << 20, stats()
+torch.distributed.destroy_process_group()
+""",
+        "vram:40MiB,min_storage:256KiB",
+        device=device,
+    )
+
+
 def test_steps_that_stray_have_the_same_bits(tmp_path):
     run_both(
         tmp_path,

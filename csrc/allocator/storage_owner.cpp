@@ -82,6 +82,10 @@ bool StorageOwnerPort::all_announced() const {
     return hooks_.all_announced == nullptr || hooks_.all_announced();
 }
 
+bool StorageOwnerPort::all_kernels_known() const {
+    return hooks_.all_kernels_known == nullptr || hooks_.all_kernels_known();
+}
+
 void StorageOwnerPort::make_updates() {
     if (hooks_.make_updates != nullptr) {
         hooks_.make_updates();

@@ -13,6 +13,7 @@ struct InterpreterHooks {
     void (*end_blocking)(void*) = nullptr;
     void (*watch)(bool on) = nullptr;
     bool (*all_announced)() = nullptr;
+    bool (*all_kernels_known)() = nullptr;
     size_t (*user_threads)() = nullptr;
     void (*make_updates)() = nullptr;
 };
@@ -40,6 +41,7 @@ public:
     void end_blocking(void* token) override;
     void watch(bool on) override;
     bool all_announced() const override;
+    bool all_kernels_known() const override;
     size_t user_threads() const override;
     void make_updates() override;
 

@@ -14,6 +14,7 @@
 #include "allocator/storage_owner.h"
 #include "binding/deferred_module.h"
 #include "binding/deferred_updates.h"
+#include "binding/foreign_kernels.h"
 #include "binding/hardware_module.h"
 #include "binding/managed_storages.h"
 #include "binding/operator_guard.h"
@@ -44,9 +45,11 @@ void end_blocking(void* token) {
 
 void make_updates() { DeferredUpdates::instance().make_all(); }
 
+bool all_kernels_known() { return !foreign_kernels_loaded(); }
+
 void install_hooks() {
     StorageOwnerPort::instance().set_hooks({&begin_blocking, &end_blocking, &operator_guard::watch,
-                                            &operator_guard::all_announced,
+                                            &operator_guard::all_announced, &all_kernels_known,
                                             &operator_guard::user_threads, &make_updates});
 }
 

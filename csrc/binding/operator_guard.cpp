@@ -16,6 +16,7 @@
 #include "allocator/sim_allocator.h"
 #include "allocator/torch_compat.h"
 #include "binding/deferred_updates.h"
+#include "binding/foreign_kernels.h"
 #include "binding/managed_storages.h"
 #include "binding/operator_traits.h"
 #include "binding/thread_roster.h"
@@ -138,7 +139,8 @@ struct PythonFunction final : at::ObserverContext {
         PagerRegistry::instance().for_each([this](Pager& pager) {
             const auto is_its = [&](const auto& each) { return each.first == &pager; };
             if (std::none_of(arguments.begin(), arguments.end(), is_its)) {
-                arguments.emplace_back(&pager, pager.begin_unseen({}));
+                const CurrentStream stream(pager);
+                arguments.emplace_back(&pager, pager.begin_unseen({}, stream.id()));
             }
         });
     }
@@ -202,7 +204,8 @@ void announce(const at::RecordFunction& function, const OperatorTraits* traits, 
         if (python != nullptr) {
             Pins passing;
             group.pager->begin_use(group.uses, stream.id(), &passing);
-            python->arguments.emplace_back(group.pager, group.pager->begin_unseen(passing));
+            python->arguments.emplace_back(group.pager,
+                                           group.pager->begin_unseen(passing, stream.id()));
             group.pager->end_use(&passing);
         } else {
             group.pager->begin_use(group.uses, stream.id(), state.pins_of(group.pager));
@@ -261,6 +264,12 @@ bool is_child() {
     return true;
 }
 
+/// What it runs of the user's may hand tensors to a kernel that nobody announces, where one is.
+bool only_operators(const at::RecordFunction& function) {
+    return is_known_without_schema(function) ||
+           (runs_operators(function) && !foreign_kernels_loaded());
+}
+
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
     if (is_child()) {
         return nullptr;
@@ -268,11 +277,13 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function
     if (function.scope() == at::RecordScope::TORCHSCRIPT_FUNCTION) {
         // Its fused kernels take what they use by its address.
         DeferredUpdates::instance().make_all();
+        PagerRegistry::instance().for_each(
+            [](Pager& pager) { pager.note_unseen(CurrentStream(pager).id()); });
         return std::make_unique<NotAnOperator>();
     }
     ThreadState& state = thread_state();
     const OperatorTraits* traits = traits_of(function);
-    if (traits == nullptr && is_view_without_schema(function)) {
+    if (traits == nullptr && only_operators(function)) {
         return std::make_unique<NotAnOperator>();
     }
     if (traits == nullptr) {

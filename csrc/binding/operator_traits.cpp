@@ -268,9 +268,24 @@ const OperatorTraits* traits_of(const at::RecordFunction& function) {
     return traits.get();
 }
 
-bool is_view_without_schema(const at::RecordFunction& function) {
-    const std::string_view name = function.name();
-    return name == "detach" || name == "detach_";
+bool is_known_without_schema(const at::RecordFunction& function) {
+    static const std::unordered_set<std::string_view> kNames = {
+        "detach", "detach_", "_NoopSaveInputs", "torch::distributed::reducer::mul_out",
+        "torch.distributed.ddp.reducer::copy_bucket_to_grad"};
+    return kNames.count(function.name()) != 0;
+}
+
+bool runs_operators(const at::RecordFunction& function) {
+    std::string_view name = function.name();
+    const std::string_view evaluates = "autograd::engine::evaluate_function: ";
+    if (name.substr(0, evaluates.size()) == evaluates) {
+        name.remove_prefix(evaluates.size());
+        const bool is_operators = !name.empty() && name.back() >= '0' && name.back() <= '9';
+        if (is_operators || starts_with_any(name, {"torch::autograd::"})) {
+            return true;
+        }
+    }
+    return name == "CheckpointFunction" || name == "CheckpointFunctionBackward";
 }
 
 }  // namespace trainstream

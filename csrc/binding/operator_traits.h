@@ -31,8 +31,15 @@ OperatorTraits traits_of_schema(const c10::FunctionSchema& schema);
 /// Python function or a named range. Cached for each thread.
 const OperatorTraits* traits_of(const at::RecordFunction& function);
 
-/// Whether it announces one of torch's own functions that have no schema and touch no byte: detach,
-/// which autograd calls on every weight that it saves.
-bool is_view_without_schema(const at::RecordFunction& function);
+/// Whether it announces one of torch's own functions that have no schema and either touch no byte
+/// (detach, which autograd calls on every weight that it saves, and what a checkpoint saves by) or
+/// are made of operators, which announce themselves (those of data parallel's gradients).
+bool is_known_without_schema(const at::RecordFunction& function);
+
+/// Whether what it announces is operators and code of the user's outside of any function of theirs:
+/// the backward pass of one of torch's own operators with the hooks of its tensors, or a checkpoint
+/// of the reentrant kind. Autograd names the former after the operator, with a number at the end;
+/// a Python function's ends in "Backward".
+bool runs_operators(const at::RecordFunction& function);
 
 }  // namespace trainstream

@@ -1,5 +1,6 @@
 #include "binding/unseen_step.h"
 
+#include "allocator/current_stream.h"
 #include "allocator/pager_registry.h"
 
 namespace trainstream {
@@ -9,7 +10,7 @@ UnseenStep::UnseenStep() {
         return;  // Nothing moves in a child.
     }
     PagerRegistry::instance().for_each([this](Pager& pager) {
-        pager.begin_unseen_step();
+        pager.begin_unseen_step(CurrentStream(pager).id());
         pagers_.push_back(&pager);
     });
 }

@@ -34,6 +34,8 @@ public:
     CudaEvent& operator=(const CudaEvent&) = delete;
 
     bool is_done() const override;
+    /// Whether somebody was told so; asks no driver.
+    bool known_done() const { return done_.load(std::memory_order_acquire); }
     void wait() const override;
     cudaEvent_t handle() const { return handle_; }
 

@@ -35,6 +35,8 @@ public:
     virtual void watch(bool /*on*/) {}
     /// Whether every use that began before the last watch(true) has ended, as far as can be known.
     virtual bool all_announced() const { return true; }
+    /// Whether all kernels of this process are operators, or say what they use by other means.
+    virtual bool all_kernels_known() const { return true; }
     /// Makes what updates of owners still wait to be made by whoever uses them.
     virtual void make_updates() {}
     /// Threads that live, have run operators on the device while uses were announced, and may do so

@@ -122,6 +122,7 @@ bool Pager::free(void* address) noexcept {
         }
         storage = found->second;
         table_.erase(found);
+        left_early_.erase(storage->serial);
         storage->freed = true;
         paged_storages_ -= storage->paged ? 1 : 0;
         live_bytes_ -= storage->size_bytes();
@@ -322,6 +323,9 @@ void Pager::settle(const Entry& entry, StreamId stream, bool asked, Pin* pin,
     if (!entry.touches_bytes() || storage.freed) {
         return;
     }
+    if (storage.left_early && entry.kind >= UseKind::kOnce) {
+        note_return(storage);
+    }
     if (entry.kind != UseKind::kMetadata) {
         storage.pin_address();
         pin->holds_address = true;
@@ -509,6 +513,9 @@ void Pager::boundary() {
     if (spilling_.load(std::memory_order_relaxed)) {
         work_on_spills();
     }
+    if (return_tries_.load(std::memory_order_relaxed) > 0) {
+        bring_back();
+    }
     if (watch_.load() != Watch::kWarmingUp) {
         return;
     }
@@ -550,6 +557,8 @@ void Pager::step_done() {
         MutexLock lock(mutex_);
         ++stats_.steps;
         began_unheard_ = false;
+        left_early_.clear();  // What outlives its step may be an item of a plan.
+        last_brought_back_.clear();
         const bool spilled = spill_moves_ != spill_moves_at_last_step_;
         spill_moves_at_last_step_ = spill_moves_;
         const uint64_t budget = memory_.budget_bytes();

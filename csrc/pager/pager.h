@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -210,12 +211,15 @@ public:
     // Kernels that nobody announces: pager_unseen.cpp.
     /// From here to end_unseen() such a kernel may write to what is pinned, and to what is made
     /// meanwhile: it leaves with a copy only, whatever was announced, and what is pinned counts as
-    /// written once more at the end.
-    std::vector<StoragePtr> begin_unseen(const Pins& pins);
+    /// written once more at the end. `stream` is where it may run, besides on home streams: what
+    /// was brought back ahead is there for it.
+    std::vector<StoragePtr> begin_unseen(const Pins& pins, StreamId stream);
     void end_unseen(const std::vector<StoragePtr>& storages) noexcept;
     /// The same for all storages, those included that are yet to be made: such an optimizer's step.
-    void begin_unseen_step();
+    void begin_unseen_step(StreamId stream);
     void end_unseen_step() noexcept;
+    /// Such kernels run from here on, in this step and perhaps in the next, and use what there is.
+    void note_unseen(StreamId stream);
 
     /// Moves every storage that may move to the host. Returns the bytes that left.
     uint64_t evict_all();
@@ -313,6 +317,7 @@ private:
     void check_host_copy(const StoragePtr& storage);
     void order_home_after(const std::vector<StreamId>& streams, StreamId home);
     void order_home_after_copies(const Storage& storage);
+    void order_after_copies(const Storage& storage, StreamId stream);
     bool finish_evict(const StoragePtr& storage, void* owner, const HostBlock& host, Event done,
                       std::vector<Event> last);
     void abandon_evict(const StoragePtr& storage, bool owner_is_stale);
@@ -350,9 +355,18 @@ private:
     bool only_saved(const Storage& storage) const TS_REQUIRES(mutex_);
     bool copy_out_ahead(const StoragePtr& storage);
     bool copy_to_new_host_block(const StoragePtr& storage);
-    bool bring_in_ahead(const StoragePtr& storage);
+    enum class Holders : uint8_t { kSavedTensors, kAny };
+    bool bring_in_ahead(const StoragePtr& storage, Holders holders);
     bool load_ahead_into_pool(const StoragePtr& storage, void* owner);
     void plan_spills(uint64_t live_peak_bytes) TS_REQUIRES(mutex_);
+
+    // What left in the step that made it: pager_returns.cpp.
+    void note_left(const StoragePtr& storage) TS_REQUIRES(mutex_);
+    void note_return(Storage& storage) TS_REQUIRES(mutex_);
+    void bring_back();
+    std::vector<StoragePtr> next_to_return() TS_REQUIRES(mutex_);
+    bool all_uses_announced() const TS_REQUIRES(mutex_);
+    void order_after_returns(StreamId stream);
 
     [[noreturn]] void throw_out_of_memory(size_t size_bytes);
     void start_watching();
@@ -457,6 +471,7 @@ private:
     uint64_t unseen_steps_ TS_GUARDED_BY(mutex_) = 0;             // That are under way.
     uint64_t unseen_functions_ TS_GUARDED_BY(mutex_) = 0;         // Likewise,
     uint64_t serial_before_functions_ TS_GUARDED_BY(mutex_) = 0;  // and since when: `serials_`.
+    uint64_t last_unseen_step_ TS_GUARDED_BY(mutex_) = 0;         // One more, when one began last.
     // Uses have been announced since a moment in this step; what began before may still write.
     bool began_unheard_ TS_GUARDED_BY(mutex_) = false;
     uint64_t watch_again_bytes_ TS_GUARDED_BY(mutex_) = 0;
@@ -482,6 +497,13 @@ private:
     uint64_t spill_wish_bytes_ TS_GUARDED_BY(mutex_) = 0;  // By need, in this step.
     uint64_t spill_moves_ TS_GUARDED_BY(mutex_) = 0;       // Moves that no want of room made.
     uint64_t spill_moves_at_last_step_ TS_GUARDED_BY(mutex_) = 0;
+
+    // What left in the step that made it and has not been used since, by serial: in the order in
+    // which it was made.
+    std::map<uint64_t, StoragePtr> left_early_ TS_GUARDED_BY(mutex_);
+    std::map<StreamId, StoragePtr> last_brought_back_ TS_GUARDED_BY(mutex_);  // Of each home.
+    uint64_t returned_serial_ TS_GUARDED_BY(mutex_) = 0;  // Of the last that was used again.
+    std::atomic<int> return_tries_{0};  // Boundaries at which what was made before it may come.
 
     StepTrace trace_ TS_GUARDED_BY(mutex_);
     uint64_t operations_ TS_GUARDED_BY(mutex_) = 0;

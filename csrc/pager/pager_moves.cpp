@@ -97,6 +97,7 @@ void* Pager::take_block_by_evicting(size_t size_bytes, StreamId stream) {
                 moved = true;
                 MutexLock lock(mutex_);
                 peak_.pressed_bytes += leaves_anyway(*victim) ? 0 : victim->size_bytes();
+                note_left(victim);
             }
         }
         void* block = moved ? memory_.allocate(size_bytes, stream) : nullptr;
@@ -362,10 +363,14 @@ void Pager::order_home_after(const std::vector<StreamId>& streams, StreamId home
 /// The device block is about to be given back, and a copy that nobody waited for may still read it
 /// or write to it. The caller is the only one who moves the storage.
 void Pager::order_home_after_copies(const Storage& storage) {
+    order_after_copies(storage, storage.home());
+}
+
+void Pager::order_after_copies(const Storage& storage, StreamId stream) {
     Event event;
     {
         MutexLock lock(mutex_);
-        event = storage.copied() != nullptr ? storage.copied() : storage.unsynced(storage.home());
+        event = storage.copied() != nullptr ? storage.copied() : storage.unsynced(stream);
     }
     if (event == nullptr || event->is_done()) {
         return;
@@ -373,7 +378,7 @@ void Pager::order_home_after_copies(const Storage& storage) {
     if (capturing()) {
         event->wait();  // No outside event may be waited for inside a capture.
     } else {
-        device_.wait(storage.home(), event);
+        device_.wait(stream, event);
     }
 }
 

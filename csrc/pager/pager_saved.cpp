@@ -302,7 +302,7 @@ void Pager::unpack(const StoragePtr& storage, StreamId stream,
         storage->note_waited(stream, ready);
     }
     for (const StoragePtr& other : away) {
-        if (!bring_in_ahead(other)) {
+        if (!bring_in_ahead(other, Holders::kSavedTensors)) {
             break;
         }
     }
@@ -310,13 +310,14 @@ void Pager::unpack(const StoragePtr& storage, StreamId stream,
 }
 
 /// False: there is no room for it, so none for what comes after it.
-bool Pager::bring_in_ahead(const StoragePtr& storage) {
+bool Pager::bring_in_ahead(const StoragePtr& storage, Holders holders) {
     void* owner = nullptr;
     {
         MutexLock lock(mutex_);
         const bool can =
             storage->may_come_in() && storage->host().page_locked && !storage->freed && may_move();
-        if (!can || !only_saved(*storage)) {
+        const bool may_be_missed = holders == Holders::kSavedTensors && !only_saved(*storage);
+        if (!can || may_be_missed) {
             return true;  // Whoever else holds it might find it half come.
         }
         storage->begin_restore();
@@ -361,7 +362,7 @@ bool Pager::load_ahead_into_pool(const StoragePtr& storage, void* owner) {
             note_resident(storage);
             storage->touch(clock_);
             stats_.returned_bytes += storage->size_bytes();
-            ++spill_moves_;
+            spill_moves_ += storage->spill != Spill::kNo ? 1 : 0;
         }
         check_invariants();
     }

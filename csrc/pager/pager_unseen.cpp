@@ -20,15 +20,31 @@ bool Pager::may_be_written_unseen(const Storage& storage) const {
     return unseen_steps_ > 0 || storage.unseen_writers > 0 || made_within || began_unheard_;
 }
 
-std::vector<StoragePtr> Pager::begin_unseen(const Pins& pins) {
-    std::vector<StoragePtr> storages;
-    MutexLock lock(mutex_);
-    if (unseen_functions_++ == 0) {
-        serial_before_functions_ = serials_;
+void Pager::note_unseen(StreamId stream) {
+    {
+        MutexLock lock(mutex_);
+        last_unseen_step_ = stats_.steps + 1;
     }
-    for (const Pin& pin : pins) {
-        ++pin.storage->unseen_writers;
-        storages.push_back(pin.storage);
+    order_after_returns(stream);
+}
+
+std::vector<StoragePtr> Pager::begin_unseen(const Pins& pins, StreamId stream) {
+    std::vector<StoragePtr> storages;
+    {
+        MutexLock lock(mutex_);
+        if (unseen_functions_++ == 0) {
+            serial_before_functions_ = serials_;
+        }
+        for (const Pin& pin : pins) {
+            ++pin.storage->unseen_writers;
+            storages.push_back(pin.storage);
+        }
+    }
+    try {
+        order_after_returns(stream);
+    } catch (const std::exception&) {
+        end_unseen(storages);
+        throw;
     }
     return storages;
 }
@@ -46,9 +62,17 @@ void Pager::end_unseen(const std::vector<StoragePtr>& storages) noexcept {
     }
 }
 
-void Pager::begin_unseen_step() {
-    MutexLock lock(mutex_);
-    ++unseen_steps_;
+void Pager::begin_unseen_step(StreamId stream) {
+    {
+        MutexLock lock(mutex_);
+        ++unseen_steps_;
+    }
+    try {
+        order_after_returns(stream);
+    } catch (const std::exception&) {
+        end_unseen_step();
+        throw;
+    }
 }
 
 void Pager::end_unseen_step() noexcept {

@@ -158,7 +158,9 @@ public:
     uint32_t pending_writes = 0;  // That were announced and have not ended.
     uint32_t unseen_writers = 0;  // Under way: what may write without being announced.
 
-    size_t saved_count = 0;  // Saved tensors that hold it, each with one reference.
+    size_t saved_count = 0;     // Saved tensors that hold it, each with one reference.
+    bool left_early = false;    // For want of room, in the step that made it.
+    bool brought_back = false;  // Before it was asked for: once is enough.
     Spill spill = Spill::kNo;
     int spill_looks = 0;  // How often it was held by others too.
 

@@ -153,7 +153,7 @@ TEST(PagerPendingTest, AnUpdateMayWaitOnlyWhereStoragesMoveAndNobodyHasAnAddress
     EXPECT_TRUE(world.pager.may_defer({owners[0]}));
     EXPECT_FALSE(world.pager.may_defer({owners[0], owners[1]})) << "an address was given out";
 
-    world.pager.begin_unseen_step();
+    world.pager.begin_unseen_step(0);
     EXPECT_FALSE(world.pager.may_defer({owners[0]})) << "kernels run that nobody announces";
     world.pager.end_unseen_step();
     EXPECT_TRUE(world.pager.may_defer({owners[0]}));

@@ -22,7 +22,7 @@ std::vector<StoragePtr> begin_unseen(PagerWorld* world, FakeOwner* owner) {
     Pins passing;
     world->pager.begin_use({{owner, /*writes=*/true, UseKind::kMetadata, /*unseen=*/true}}, 0,
                            &passing);
-    std::vector<StoragePtr> storages = world->pager.begin_unseen(passing);
+    std::vector<StoragePtr> storages = world->pager.begin_unseen(passing, 0);
     world->pager.end_use(&passing);
     return storages;
 }
@@ -36,7 +36,7 @@ void make_clean_again(PagerWorld* world, FakeOwner* owner, unsigned mark) {
 TEST(PagerUnseenTest, WhatAnUnannouncedStepWritesIsKept) {
     PagerWorld world;
     FakeOwner* owner = make_clean(&world, 1);
-    world.pager.begin_unseen_step();
+    world.pager.begin_unseen_step(0);
     PagerWorld::fill(owner, 2);
     make_clean_again(&world, owner, 2);
     PagerWorld::fill(owner, 3);  // Once more, after it came back.
@@ -49,7 +49,7 @@ TEST(PagerUnseenTest, WhatAnUnannouncedStepWritesIsKept) {
 
 TEST(PagerUnseenTest, WhatSuchAStepMakesIsKeptToo) {
     PagerWorld world;
-    world.pager.begin_unseen_step();
+    world.pager.begin_unseen_step(0);
     FakeOwner* owner = make_clean(&world, 1);
     PagerWorld::fill(owner, 2);
     world.pager.evict_all();
@@ -81,9 +81,9 @@ TEST(PagerUnseenTest, WhatAFunctionMakesIsKept) {
     for (const bool leaves_within : {true, false}) {
         PagerWorld world;
         FakeOwner* before = make_clean(&world, 7);
-        const std::vector<StoragePtr> outer = world.pager.begin_unseen({});
+        const std::vector<StoragePtr> outer = world.pager.begin_unseen({}, 0);
         FakeOwner* owner = make_clean(&world, 1);  // By its owner's operators.
-        const std::vector<StoragePtr> inner = world.pager.begin_unseen({});
+        const std::vector<StoragePtr> inner = world.pager.begin_unseen({}, 0);
         world.pager.end_unseen(inner);
         PagerWorld::fill(owner, 2);
         if (leaves_within) {
@@ -102,7 +102,7 @@ TEST(PagerUnseenTest, WhatComesInDuringSuchAStepIsNotClean) {
     PagerWorld world;
     FakeOwner* owner = world.make(32 * kKiB, 1);
     world.pager.evict_all();
-    world.pager.begin_unseen_step();
+    world.pager.begin_unseen_step(0);
     EXPECT_TRUE(world.reads(owner, 1, UseKind::kBringIn));
     PagerWorld::fill(owner, 2);
     world.pager.end_unseen_step();
@@ -125,7 +125,7 @@ TEST(PagerUnseenTest, AnArgumentMayGoBeforeItsFunctionEnds) {
 TEST(PagerUnseenTest, OnceAllHaveEndedCleanStoragesLeaveWithoutACopy) {
     PagerWorld world;
     FakeOwner* owner = make_clean(&world, 1);
-    world.pager.begin_unseen_step();
+    world.pager.begin_unseen_step(0);
     const std::vector<StoragePtr> storages = begin_unseen(&world, owner);
     world.pager.end_unseen(storages);
     world.pager.end_unseen_step();

@@ -117,9 +117,11 @@ public:
     }
 
     bool all_announced() const override { return announced.load(); }
+    bool all_kernels_known() const override { return kernels_known; }
     size_t user_threads() const override { return threads; }
     std::atomic<size_t> threads{1};  // What the pager is told of them.
     std::atomic<bool> announced{true};
+    std::atomic<bool> kernels_known{true};
 
     /// How often watch(true) came more than watch(false); a pager starts with one.
     int watchers() const { return watchers_.load(); }
