@@ -4,10 +4,12 @@
     python tools/compatibility.py test_torch           # results of these files of it only
     python tools/compatibility.py FILE.json FILE.json  # the table, from results that are there
 
-So results of several machines are joined, with a GPU and without, and of runs that were made in
-parts. No result of that table is written by hand.
+TRAINSTREAM_JOBS tells how many of its tests run at once, each in a pytest of its own (default: 1,
+all in one). Results of several machines are joined, with a GPU and without, and of runs that were
+made in parts. No result of that table is written by hand.
 """
 
+import concurrent.futures
 import importlib.metadata
 import json
 import os
@@ -37,14 +39,34 @@ GROUPS = {
 }
 
 
-def run_matrix(folder: pathlib.Path, modules: list[str]) -> list[dict]:
+def run_matrix(folder: pathlib.Path, modules: list[str], jobs: int) -> list[dict]:
     """One row for each cell: its test, outcome, reason, and the numbers of its tight run."""
-    numbers, outcomes = folder / "numbers.jsonl", folder / "outcomes.xml"
-    environment = {**os.environ, "TRAINSTREAM_MATRIX": str(numbers)}
-    gpu = [] if os.path.exists("/dev/nvidia0") else ["-m", "not gpu"]
-    command = [sys.executable, "-m", "pytest", "-q", *gpu, f"--junitxml={outcomes}"]
     files = [f"tests/ecosystem/{module}.py" for module in modules] or ["tests/ecosystem"]
-    subprocess.run([*command, *files], cwd=ROOT, env=environment, check=False)
+    parts = [files] if jobs == 1 else [[test] for test in collected(files)]
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        ran = pool.map(lambda part: run_part(folder / str(part[0]), part[1]), enumerate(parts))
+        return [row for rows in ran for row in rows]
+
+
+def pytest_of(arguments: list[str], **variables: str) -> subprocess.CompletedProcess:
+    # What needs no GPU is CI's to run, wherever one is there.
+    kind = "gpu" if os.path.exists("/dev/nvidia0") else "not gpu"
+    command = [sys.executable, "-m", "pytest", "-q", "-m", kind, *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **variables}, check=False, stdout=subprocess.PIPE
+    )
+
+
+def collected(files: list[str]) -> list[str]:
+    lines = pytest_of(["--collect-only", *files]).stdout.decode().splitlines()
+    return [line for line in lines if "::" in line]
+
+
+def run_part(folder: pathlib.Path, tests: list[str]) -> list[dict]:
+    folder.mkdir()
+    numbers, outcomes = folder / "numbers.jsonl", folder / "outcomes.xml"
+    ran = pytest_of([f"--junitxml={outcomes}", *tests], TRAINSTREAM_MATRIX=str(numbers))
+    print(ran.stdout.decode(errors="replace"), flush=True)
     if not outcomes.exists():
         sys.exit("compatibility: pytest wrote no results")
     found = {}
@@ -173,7 +195,8 @@ def main() -> int:
         sys.exit(f"compatibility: the files are {', '.join(GROUPS)}")
     if not paths:
         with tempfile.TemporaryDirectory() as folder:
-            paths = [keep(run_matrix(pathlib.Path(folder), modules), modules)]
+            jobs = int(os.environ.get("TRAINSTREAM_JOBS", "1"))
+            paths = [keep(run_matrix(pathlib.Path(folder), modules, jobs), modules)]
     contents = [json.loads(path.read_text()) for path in paths]
     if not modules:
         write_document(contents)

@@ -106,7 +106,7 @@ def run_cell(
         assert shown_lines(roomy) == expected, roomy.stderr
         peak = last_numbers(roomy, processes)["peak"]
     else:
-        peak = int(re.search(r"stock peak (\d+)", stock.stderr)[1])
+        peak = stock_peak(stock)
     budget = int(peak * share)
     tight = run(f"vram:{budget},verify:1{small}{keys}")
     assert shown_lines(tight) == expected, tight.stderr
@@ -121,6 +121,11 @@ def run_cell(
 
 def shown_lines(result: Result) -> list[str]:
     return [line for line in result.stdout.splitlines() if line.startswith("= ")]
+
+
+def stock_peak(result: Result) -> int:
+    """Of all processes of a script, the one that trains: workers may say theirs, too."""
+    return max(map(int, re.findall(r"stock peak (\d+)", result.stderr)))
 
 
 def last_numbers(result: Result, processes: int) -> dict[str, int]:

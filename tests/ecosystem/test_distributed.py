@@ -1,6 +1,5 @@
 """Scripts for torchrun: DistributedDataParallel and FSDP2 over gloo, each rank at half its peak."""
 
-import re
 import socket
 
 import pytest
@@ -14,6 +13,7 @@ from matrix import (
     long_form,
     note,
     shown_lines,
+    stock_peak,
 )
 from real_runner import DEVICES, check_status, switch, with_prelude
 from script_runner import Result, run_scripts
@@ -97,7 +97,7 @@ def run_cell_of_ranks(folder, script, device, world) -> None:
         assert [shown_lines(result) for result in roomy] == expected
         peaks = [last_numbers(result, 1)["peak"] for result in roomy]
     else:
-        peaks = [int(re.search(r"stock peak (\d+)", result.stderr)[1]) for result in stock]
+        peaks = [stock_peak(result) for result in stock]
     budgets = [int(peak * SHARE) for peak in peaks]
     confs = [f"vram:{budget},verify:1{small}" for budget in budgets]
     tight = run_ranks(folder, script, confs, device)
@@ -146,7 +146,8 @@ for step in range(STEPS):
     optimizer.zero_grad()
     show(loss.item(), norm.item())
 show([p.to_local() for p in model.parameters()])
-show([p.full_tensor() for p in model.parameters()])
+if DEVICE == "cpu":  # Where gloo gathers a GPU's shards like this, stock torch 2.11 crashes.
+    show([p.full_tensor() for p in model.parameters()])
 """
     run_cell_of_ranks(tmp_path, MODEL + script + END, device, world)
 
