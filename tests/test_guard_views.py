@@ -60,3 +60,23 @@ def test_threads_that_use_managed_storages_are_counted_while_they_live(tmp_path)
         time.sleep(0.001)
     """
     run_real(tmp_path, script, conf="vram:256MiB")
+
+
+def test_operators_with_a_kernel_of_their_own_read_what_they_are_given(tmp_path):
+    """torch declares them as made of others, too; here that is not what runs."""
+    run_real(
+        tmp_path,
+        """
+x, gradient = torch.randn(2, 64, 1024).unbind()
+x, gradient = x.clone(), gradient.clone()
+for own in (torch.ops.aten.silu_backward, torch.ops.aten.mish_backward):
+    expected = own(gradient, x)
+    evict_all()
+    assert is_cold(x) and is_cold(gradient)
+    before = stats()["restored_bytes"] + stats()["in_place_bytes"]
+    assert torch.equal(own(gradient, x), expected)
+    used = stats()["restored_bytes"] + stats()["in_place_bytes"] - before
+    assert used >= 2 * x.untyped_storage().nbytes(), used
+""",
+        "vram:8MiB,min_storage:4KiB",
+    )

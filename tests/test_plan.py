@@ -7,12 +7,14 @@ from real_runner import DEVICES, needs_extension, run_both, run_real
 
 pytestmark = needs_extension
 
-# 12 layers of 1 MiB; with gradients and two states a step has 48 MiB.
+# 12 layers of 1 MiB; with gradients and two states a step has 48 MiB. On a GPU 16 times that:
+# torch's allocator takes 20 MiB at a time for less than 10.
 MODEL = """
 from torch import nn
-layers = nn.Sequential(*[nn.Linear(512, 512) for _ in range(12)]).to(DEVICE)
+WIDTH = 512 if DEVICE == "cpu" else 2048
+layers = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(12)]).to(DEVICE)
 optimizer = torch.optim.AdamW(layers.parameters(), lr=1e-3)
-batch = torch.randn(64, 512, device=DEVICE)
+batch = torch.randn(64, WIDTH, device=DEVICE)
 
 def step(rows=64):
     loss = layers(batch[:rows]).pow(2).mean()
@@ -22,6 +24,7 @@ def step(rows=64):
     return loss.item().hex()
 """
 UNDER = "vram:25MiB,min_storage:256KiB"
+UNDER_ON_GPU = "vram:400MiB,min_storage:256KiB"
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -39,7 +42,7 @@ if _C is not None:
     assert found["demanded_bytes"] < found["loaded_ahead_bytes"] // 8, found
     assert found["failures"] == 0, found
 """,
-        UNDER,
+        UNDER if device == "sim" else UNDER_ON_GPU,
         device=device,
     )
 
@@ -81,7 +84,7 @@ if _C is not None:
     assert stats()["loaded_ahead_bytes"] > 25 << 20, stats()
 torch.distributed.destroy_process_group()
 """,
-        "vram:40MiB,min_storage:256KiB",
+        "vram:40MiB,min_storage:256KiB" if device == "sim" else "vram:640MiB,min_storage:256KiB",
         device=device,
     )
 
@@ -125,7 +128,7 @@ def test_loops_without_an_optimizer_say_where_a_step_ends(tmp_path):
         """
 from torch import nn
 layers = nn.Sequential(*[nn.Linear(512, 512) for _ in range(12)]).to(DEVICE)
-batch = torch.randn(64, 512, device=DEVICE)
+batch = torch.randn(64, WIDTH, device=DEVICE)
 sums = []
 for _ in range(6):
     with torch.no_grad():

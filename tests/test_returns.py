@@ -5,7 +5,8 @@ from real_runner import DEVICES, needs_extension, run_both
 
 pytestmark = needs_extension
 
-# Blocks of 512 x 512 with inputs of 2 MiB; then scores of 16 MiB, three at a time.
+# Blocks of 512 x 512 with inputs of 2 MiB; then scores of 16 MiB, three at a time. On a GPU eight
+# times that: torch's allocator takes 20 MiB at a time for less than 10.
 MODEL = """
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -20,8 +21,9 @@ class Block(nn.Module):
 blocks = nn.ModuleList([Block() for _ in range(8)]).to(DEVICE)
 head = nn.Linear(512, 4096, bias=False).to(DEVICE)
 parameters = [*blocks.parameters(), *head.parameters()]
-batch = torch.randn(1024, 512, device=DEVICE)
-target = torch.randint(0, 4096, (1024,), device=DEVICE)
+rows = 1024 if DEVICE == "cpu" else 8 * 1024
+batch = torch.randn(rows, 512, device=DEVICE)
+target = torch.randint(0, 4096, (rows,), device=DEVICE)
 
 def step(reentrant=False, around=lambda x: x):
     x = batch.clone().requires_grad_()
@@ -35,7 +37,7 @@ def step(reentrant=False, around=lambda x: x):
             parameter.grad = None
     return loss.item().hex()
 """
-UNDER = "vram:64MiB,min_storage:256KiB"
+UNDER = {"sim": "vram:64MiB,min_storage:256KiB", "cuda": "vram:512MiB,min_storage:256KiB"}
 
 
 def returned(condition):
@@ -58,7 +60,7 @@ print([step(reentrant={reentrant}) for _ in range(4)])
 print([digest(p) for p in parameters])
 """
         + returned("> 4 << 20"),
-        UNDER,
+        UNDER[device],
         device=device,
     )
 
@@ -89,7 +91,7 @@ print([step(around=around) for _ in range(3)], seen)
 print([digest(p) for p in parameters])
 """
         + returned("> 2 << 20"),
-        UNDER,
+        UNDER[device],
         device=device,
     )
 
@@ -105,5 +107,5 @@ print([step(around=scripted) for _ in range(3)])
 print([digest(p) for p in parameters])
 """
         + returned("== 0"),
-        UNDER,
+        UNDER["sim"],
     )

@@ -198,11 +198,13 @@ bool trusted(std::string_view scope) {
 }
 
 /// Made of other operators, which announce themselves: its own use must not keep cold bytes from
-/// being brought in for them.
+/// being brought in for them. Some have a kernel of their own besides, which is what runs:
+/// silu_backward, mish_backward, _fused_rms_norm.
 bool is_composite(const c10::FunctionSchema& schema) {
     const auto found = c10::Dispatcher::singleton().findSchema(schema.operator_name());
-    return found.has_value() &&
-           found->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+    const auto has = [&](c10::DispatchKey key) { return found->hasKernelForDispatchKey(key); };
+    return found.has_value() && has(c10::DispatchKey::CompositeImplicitAutograd) &&
+           !has(c10::DispatchKey::CPU) && !has(c10::DispatchKey::CUDA);
 }
 
 UseKind kind_of(std::string_view name, bool only_views) {

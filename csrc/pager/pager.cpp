@@ -320,7 +320,14 @@ void Pager::settle(const Entry& entry, StreamId stream, bool asked, Pin* pin,
     Storage& storage = *entry.storage;
     const bool cold = storage.residency() == Residency::kCold;
     const Stall cause = cold ? Stall::kRoom : asked ? Stall::kDemand : Stall::kLate;
-    if (!entry.touches_bytes() || storage.freed) {
+    if (storage.freed) {
+        return;
+    }
+    if (!entry.touches_bytes()) {
+        // What it is made of waits as well, unless a part of it is no operator.
+        if (Event event = capturing() ? nullptr : storage.unsynced(stream)) {
+            waits->push_back({entry.storage, std::move(event), cause});
+        }
         return;
     }
     if (storage.left_early && entry.kind >= UseKind::kOnce) {

@@ -186,6 +186,23 @@ TEST(PagerReturnsTest, SuchAKernelWaitsForWhatIsStillComing) {
     }
 }
 
+// Such as an operator that others make up.
+TEST(PagerReturnsTest, UseThatTouchesNoByteWaitsToo) {
+    WorldOptions options = room_for_four();
+    options.device.to_device_bytes_per_second = kMiB;  // 16 ms for one.
+    ReturnsWorld t(options);
+    t.make_all();
+    t.press_out();
+    EXPECT_TRUE(t.reads_once(2));
+    t.boundaries(1);
+    ASSERT_TRUE(t.is_resident(t.made[1]));
+    Pins pins;
+    t.pager.begin_use({{t.made[1], /*writes=*/false, UseKind::kMetadata}}, 0, &pins);
+    EXPECT_TRUE(t.has(t.made[1], 1));
+    t.pager.end_use(&pins);
+    t.drop_all();
+}
+
 TEST(PagerReturnsTest, WriteToOneThatIsStillComingIsKept) {
     ReturnsWorld t;
     t.make_all();
