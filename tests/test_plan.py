@@ -11,10 +11,10 @@ pytestmark = needs_extension
 # torch's allocator takes 20 MiB at a time for less than 10.
 MODEL = """
 from torch import nn
-WIDTH = 512 if DEVICE == "cpu" else 2048
-layers = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(12)]).to(DEVICE)
+width = 512 if DEVICE == "cpu" else 2048
+layers = nn.Sequential(*[nn.Linear(width, width) for _ in range(12)]).to(DEVICE)
 optimizer = torch.optim.AdamW(layers.parameters(), lr=1e-3)
-batch = torch.randn(64, WIDTH, device=DEVICE)
+batch = torch.randn(64, width, device=DEVICE)
 
 def step(rows=64):
     loss = layers(batch[:rows]).pow(2).mean()
@@ -128,7 +128,7 @@ def test_loops_without_an_optimizer_say_where_a_step_ends(tmp_path):
         """
 from torch import nn
 layers = nn.Sequential(*[nn.Linear(512, 512) for _ in range(12)]).to(DEVICE)
-batch = torch.randn(64, WIDTH, device=DEVICE)
+batch = torch.randn(64, 512, device=DEVICE)
 sums = []
 for _ in range(6):
     with torch.no_grad():
