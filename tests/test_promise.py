@@ -369,6 +369,28 @@ def test_collectives_in_flight_keep_their_memory(tmp_path):
     assert run_real(tmp_path, script, "vram:12MiB").stdout == "True\n"
 
 
+def test_collectives_that_have_ended_let_their_memory_go(tmp_path):
+    script = """
+    import torch.distributed as dist
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    xs = [torch.full((1 << 19,), float(i)) for i in range(4)]
+    works = [dist.all_reduce(x, async_op=True) for x in xs]
+    gathered = torch.empty(1 << 19)
+    dist.all_gather_into_tensor(gathered, xs[3])
+    for work in works:
+        work.wait()
+    for _ in range(64):  # Boundaries, at which somebody looks.
+        torch.ones(4).add_(1)
+    evict_all()
+    if _C is not None:
+        assert all(map(is_cold, [*xs, gathered]))
+        assert stats()["pins"] == 0, stats()
+    print([x.eq(i).all().item() for i, x in enumerate(xs)], digest(gathered))
+    dist.destroy_process_group()
+    """
+    run_both(tmp_path, script, "vram:12MiB,min_storage:64KiB")
+
+
 # --- Modes, compilers, subclasses, profilers ---
 
 

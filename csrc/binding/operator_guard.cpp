@@ -15,6 +15,7 @@
 #include "allocator/pager_registry.h"
 #include "allocator/sim_allocator.h"
 #include "allocator/torch_compat.h"
+#include "binding/collective_pins.h"
 #include "binding/deferred_updates.h"
 #include "binding/foreign_kernels.h"
 #include "binding/managed_storages.h"
@@ -24,6 +25,9 @@
 namespace trainstream::operator_guard {
 
 namespace {
+
+// Boundaries of a thread from one look at collectives under way to the next.
+constexpr uint64_t kBoundariesEachLook = 16;
 
 struct PagerUses {
     Pager* pager = nullptr;
@@ -57,7 +61,8 @@ struct ThreadState {
     ThreadRoster::Line line;
     std::vector<PagerPins> pins;
     std::vector<BriefPin> brief;
-    std::vector<PagerUses> uses;  // Scratch, kept for its memory.
+    std::vector<std::pair<int, CollectivePins::Held>> collectives;  // By the depth they began at.
+    std::vector<PagerUses> uses;                                    // Scratch, kept for its memory.
 
     ThreadState() {
         // Autograd's threads run nothing outside of a backward pass, so not their first operator
@@ -76,6 +81,11 @@ struct ThreadState {
         for (BriefPin& pin : brief) {
             pin.held.pager->end_use(&pin.held.pins);
         }
+        for (auto& [began_at, held] : collectives) {
+            for (auto& [pager, held_pins] : held) {
+                pager->end_use(&held_pins);
+            }
+        }
     }
 
     static bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
@@ -86,6 +96,14 @@ struct ThreadState {
             line.is_autograds.store(false, std::memory_order_relaxed);
         }
         line.uses_device.store(true, std::memory_order_relaxed);
+    }
+
+    /// What the operator that is beginning now gives to others.
+    CollectivePins::Held& hold_for_collective() {
+        if (collectives.empty() || collectives.back().first != depth) {
+            collectives.emplace_back(depth, CollectivePins::Held());
+        }
+        return collectives.back().second;
     }
 
     Pins* pins_of(Pager* pager) {
@@ -210,7 +228,11 @@ void announce(const at::RecordFunction& function, const OperatorTraits* traits, 
         } else {
             group.pager->begin_use(group.uses, stream.id(), state.pins_of(group.pager));
         }
-        if (traits != nullptr && traits->keeps_address) {
+        if (traits != nullptr && traits->is_collective) {
+            CollectivePins::Held& held = state.hold_for_collective();
+            held.emplace_back(group.pager, Pins());
+            group.pager->hold(group.uses, stream.id(), &held.back().second);
+        } else if (traits != nullptr && traits->keeps_address) {
             for (const Use& use : group.uses) {
                 group.pager->pin_for_good(use.owner, stream.id());
             }
@@ -249,6 +271,10 @@ void pass_boundary(ThreadState& state) {
         PagerPins& held = state.brief.front().held;
         held.pager->end_use(&held.pins);
         state.brief.erase(state.brief.begin());
+    }
+    if (boundaries % kBoundariesEachLook == 0 && CollectivePins::instance().any() &&
+        !PagerRegistry::instance().pools_open()) {
+        CollectivePins::instance().release_done();
     }
 }
 
@@ -312,6 +338,11 @@ void on_end(const at::RecordFunction& function, at::ObserverContext* context) {
     ThreadState& state = thread_state();
     if (state.depth == 0) {
         return;  // It began before the fork of this process.
+    }
+    if (!state.collectives.empty() && state.collectives.back().first == state.depth) {
+        CollectivePins::Held held = std::move(state.collectives.back().second);
+        state.collectives.pop_back();
+        CollectivePins::instance().add(function.outputs(), std::move(held));
     }
     const bool makes_raw = state.raw_depth != 0;
     if (state.raw_depth == state.depth) {

@@ -186,10 +186,10 @@ bool writes_silently(std::string_view name) {
 /// no operator announces either.
 bool leaves_raw(std::string_view name) { return starts_with_any(name, {"empty", "new_empty"}); }
 
-/// Collectives go on in other threads and streams. A lazy clone shares memory between two storages,
-/// of which neither can be made to point elsewhere.
+/// A lazy clone shares memory between two storages, of which neither can be made to point
+/// elsewhere.
 bool keeps_address(std::string_view scope, std::string_view name) {
-    return scope == "c10d" || (scope == "aten" && name == "_lazy_clone");
+    return scope == "aten" && name == "_lazy_clone";
 }
 
 /// Whose schemas are kept right by torch's own tests.
@@ -245,6 +245,7 @@ OperatorTraits traits_of_schema(const c10::FunctionSchema& schema) {
     traits.kind = trusted(scope) ? kind_of(name, traits.only_views) : UseKind::kBringIn;
     traits.leaves_raw = scope == "aten" && leaves_raw(name);
     traits.keeps_address = keeps_address(scope, name);
+    traits.is_collective = scope == "c10d";
     return traits;
 }
 

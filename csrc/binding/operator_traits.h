@@ -21,6 +21,7 @@ struct OperatorTraits {
     bool only_views = false;     // Touches no byte.
     bool leaves_raw = false;     // Makes memory for its caller to fill by its address.
     bool keeps_address = false;  // Uses its arguments' memory after it has ended.
+    bool is_collective = false;  // Likewise, until the Work that it returns is done.
 
     bool writes_argument(size_t i) const { return writes_all || (i < writes.size() && writes[i]); }
 };

@@ -450,6 +450,31 @@ void Pager::pin_for_good(void* owner, StreamId stream) {
     end_use(&pins);
 }
 
+/// Brings in what is named, out of any frame, and pins it until end_use(pins).
+void Pager::hold(const std::vector<Use>& uses, StreamId stream, Pins* pins) {
+    std::vector<Use> held = uses;
+    for (Use& use : held) {
+        if (has_plan_.load()) {
+            take_out_of_plan(use.owner);
+        }
+        use.kind = UseKind::kBringIn;
+        use.writes = use.unseen = true;
+    }
+    begin_use(held, stream, pins);
+}
+
+void Pager::keep_for_good(const Pins& pins) {
+    MutexLock lock(mutex_);
+    for (const Pin& pin : pins) {
+        fix(*pin.storage);
+    }
+}
+
+uint64_t Pager::steps() const {
+    MutexLock lock(mutex_);
+    return stats_.steps;
+}
+
 bool Pager::record_stream(const void* address, StreamId stream) {
     MutexLock lock(mutex_);
     const auto found = table_.find(address);

@@ -157,6 +157,13 @@ public:
     /// A use outside any operator: brings in if possible and pins for as long as it lives, where it
     /// is then.
     void pin_for_good(void* owner, StreamId stream);
+    /// The same until end_use(pins): kernels that nobody announces use it, perhaps on other
+    /// streams.
+    void hold(const std::vector<Use>& uses, StreamId stream, Pins* pins);
+    /// What is held already is so for good.
+    void keep_for_good(const Pins& pins);
+    /// Optimizer steps that have ended.
+    uint64_t steps() const;
     /// A stream that torch was told about (record_stream). False: not managed.
     bool record_stream(const void* address, StreamId stream);
     /// Where the storage at `address` is; false when it is not managed.
