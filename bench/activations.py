@@ -151,10 +151,10 @@ def main():
         work(options)
         return 0
     rows, good = [], True
+    rivals = [way for way in (SAVE_ON_CPU, ON_DEMAND) if way not in options.skip.split(",")]
     for length in map(int, options.lengths.split(",")):
         stock = None
-        others = [way for way in (SAVE_ON_CPU, ON_DEMAND) if way not in options.skip.split(",")]
-        for way in (STOCK, *others, *options.shares.split(",")):
+        for way in (STOCK, *rivals, *options.shares.split(",")):
             name = f"{length} tokens, {way if way.isalpha() or ' ' in way else 'share ' + way}"
             name = f"{length} tokens, {way}" if way == SAVE_ON_CPU else name
             answer = run(options, length, way)

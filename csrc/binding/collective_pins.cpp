@@ -8,8 +8,6 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/custom_class.h>
 
-#include "allocator/pager_registry.h"
-
 namespace trainstream {
 
 namespace {

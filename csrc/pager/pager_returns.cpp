@@ -73,7 +73,7 @@ void Pager::bring_back() {
 }
 
 /// No stream waits for what is brought back until an operator names it, or its address is asked
-/// for. A Python function may come to it by other means: one that was compiled does.
+/// for. A Python function may hand it to a kernel that nobody announces.
 bool Pager::all_uses_announced() const {
     const bool of_late = last_unseen_step_ != 0 && last_unseen_step_ >= stats_.steps;
     return !of_late && unseen_steps_ == 0 && unseen_functions_ == 0 && !began_unheard_;

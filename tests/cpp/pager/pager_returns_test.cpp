@@ -21,6 +21,13 @@ WorldOptions room_for_four() {
     return options;
 }
 
+/// One takes 16 ms to come, so it is still coming when a test goes on.
+WorldOptions slow_to_come() {
+    WorldOptions options = room_for_four();
+    options.device.to_device_bytes_per_second = kMiB;
+    return options;
+}
+
 /// Owner: the test. Four activations fill the device; a block as large as three of them presses the
 /// first three out and goes again.
 struct ReturnsWorld : PagerWorld {
@@ -41,6 +48,12 @@ struct ReturnsWorld : PagerWorld {
         for (int i = 0; i < count; ++i) {
             pager.boundary();
         }
+    }
+    /// The third one is used again, at a boundary: the second comes.
+    void bring_back_second() {
+        EXPECT_TRUE(reads_once(2));
+        boundaries(1);
+        ASSERT_TRUE(is_resident(made[1]));
     }
     bool reads_once(size_t i) { return reads(made[i], static_cast<unsigned>(i), UseKind::kOnce); }
     uint64_t returned() { return pager.stats().returned_bytes; }
@@ -94,9 +107,7 @@ TEST(PagerReturnsTest, ComesBackOnlyOnce) {
     ReturnsWorld t;
     t.make_all();
     t.press_out();
-    EXPECT_TRUE(t.reads_once(2));
-    t.boundaries(1);
-    EXPECT_TRUE(t.is_resident(t.made[1]));
+    t.bring_back_second();
     t.press_out();
     EXPECT_TRUE(t.reads_once(2));
     t.boundaries(64);
@@ -163,14 +174,10 @@ TEST(PagerReturnsTest, NothingComesWhileAFunctionRuns) {
 
 TEST(PagerReturnsTest, SuchAKernelWaitsForWhatIsStillComing) {
     for (const int way : {0, 1, 2}) {
-        WorldOptions options = room_for_four();
-        options.device.to_device_bytes_per_second = kMiB;  // 16 ms for one.
-        ReturnsWorld t(options);
+        ReturnsWorld t(slow_to_come());
         t.make_all();
         t.press_out();
-        EXPECT_TRUE(t.reads_once(2));
-        t.boundaries(1);
-        ASSERT_TRUE(t.is_resident(t.made[1]));
+        t.bring_back_second();
         if (way == 0) {
             t.pager.begin_unseen_step(0);
         } else if (way == 1) {
@@ -188,14 +195,10 @@ TEST(PagerReturnsTest, SuchAKernelWaitsForWhatIsStillComing) {
 
 // Such as an operator that others make up.
 TEST(PagerReturnsTest, UseThatTouchesNoByteWaitsToo) {
-    WorldOptions options = room_for_four();
-    options.device.to_device_bytes_per_second = kMiB;  // 16 ms for one.
-    ReturnsWorld t(options);
+    ReturnsWorld t(slow_to_come());
     t.make_all();
     t.press_out();
-    EXPECT_TRUE(t.reads_once(2));
-    t.boundaries(1);
-    ASSERT_TRUE(t.is_resident(t.made[1]));
+    t.bring_back_second();
     Pins pins;
     t.pager.begin_use({{t.made[1], /*writes=*/false, UseKind::kMetadata}}, 0, &pins);
     EXPECT_TRUE(t.has(t.made[1], 1));
