@@ -353,12 +353,14 @@ def test_collectives_in_flight_keep_their_memory(tmp_path):
         for n in range(10):
             xs = [torch.full((1 << 19,), float(me + i + 1)) for i in range(4)]
             works = [group.allreduce([x]) for x in xs]
+            mine = torch.empty(1 << 18)  # Of a sum in memory of its own, until it is waited for.
+            works.append(group._reduce_scatter_base(mine, torch.full((1 << 19,), me + 1.0)))
             evict_all()
             filler = [torch.randn(1 << 19) for _ in range(6)]
             for work in works:
                 work.wait()
             same = [x.eq(2 * i + 3).all().item() for i, x in enumerate(xs)]
-            done.append(all(same))
+            done.append(all(same) and mine.eq(3).all().item())
 
     done = []
     threads = [threading.Thread(target=rank, args=(me,)) for me in range(2)]
@@ -367,6 +369,44 @@ def test_collectives_in_flight_keep_their_memory(tmp_path):
     print(done == [True] * 20)
     """
     assert run_real(tmp_path, script, "vram:12MiB").stdout == "True\n"
+
+
+def test_what_a_collective_makes_for_itself_stays_until_it_ends(tmp_path):
+    """Gloo sums in a copy of its own what it scatters, and copies the part out when waited for."""
+    script = """
+    import datetime, threading
+    import torch.distributed as dist
+    store, groups = dist.HashStore(), [None, None]
+
+    def join(me):
+        group = dist.ProcessGroup(store, me, 2)
+        gloo = dist.ProcessGroup.BackendType.GLOO
+        group._set_default_backend(gloo)
+        backend = dist.ProcessGroupGloo(store, me, 2, datetime.timedelta(seconds=30))
+        group._register_backend(torch.device("cpu"), gloo, backend)
+        groups[me] = group
+
+    threads = [threading.Thread(target=join, args=(me,)) for me in range(2)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    parts = [torch.empty(1 << 18) for _ in range(2)]
+    whole = [torch.full((1 << 19,), me + 1.0) for me in range(2)]
+    works = [groups[0]._reduce_scatter_base(parts[0], whole[0])]  # Waits for the other rank.
+    filler = [torch.randn(1 << 18) for _ in range(20)]
+    assert is_cold(whole[1]) and not is_cold(whole[0]) and not is_cold(parts[0])
+    works.append(groups[1]._reduce_scatter_base(parts[1], whole[1]))
+    for work in works:
+        work.wait()
+    print([part.eq(3).all().item() for part in parts])
+    works.clear()
+    del work
+    for _ in range(64):
+        torch.ones(4).add_(1)
+    filler = [torch.randn(1 << 18) for _ in range(20)]
+    print(is_cold(whole[0]), stats()["resident_bytes"] + stats()["cold_bytes"] == 26 << 20)
+    """
+    expected = "[True, True]\nTrue True\n"
+    assert run_real(tmp_path, script, "vram:12MiB,min_storage:64KiB").stdout == expected
 
 
 def test_collectives_that_have_ended_let_their_memory_go(tmp_path):
@@ -379,13 +419,17 @@ def test_collectives_that_have_ended_let_their_memory_go(tmp_path):
     dist.all_gather_into_tensor(gathered, xs[3])
     for work in works:
         work.wait()
+    sums = [torch.empty(1 << 19) for _ in range(3)]
+    for scattered in sums:  # Whose Work never says that it is done.
+        dist.reduce_scatter_tensor(scattered, xs[3])
     for _ in range(64):  # Boundaries, at which somebody looks.
         torch.ones(4).add_(1)
     evict_all()
     if _C is not None:
-        assert all(map(is_cold, [*xs, gathered]))
+        assert all(map(is_cold, [*xs, gathered, *sums]))
         assert stats()["pins"] == 0, stats()
-    print([x.eq(i).all().item() for i, x in enumerate(xs)], digest(gathered))
+        assert stats()["resident_bytes"] + stats()["cold_bytes"] == 8 << 21, stats()
+    print([x.eq(i).all().item() for i, x in enumerate(xs)], digest(gathered), digest(sums[2]))
     dist.destroy_process_group()
     """
     run_both(tmp_path, script, "vram:12MiB,min_storage:64KiB")

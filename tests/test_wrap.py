@@ -6,7 +6,7 @@ Every script runs in a process of its own, which wrap() itself switches on where
 import pathlib
 
 import pytest
-from real_runner import needs_extension, run_real
+from real_runner import DEVICES, needs_extension, run_real
 
 pytestmark = needs_extension
 
@@ -632,6 +632,53 @@ print(hasattr(optimizer, "_step_supports_amp_scaling"))
     )
     script = "import trainstream.optim\n" + script
     assert run_real(tmp_path, script, None).stdout == "True\nFalse\n"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_group_of_one_rank_averages_where_its_backend_can(tmp_path, device):
+    """Over NCCL on a GPU, with paged blocks of two segments of torch's; the bits stay."""
+    script = (
+        STACK
+        + """
+import tempfile
+import torch.distributed as dist
+path = tempfile.mktemp()
+n, vram, backend, where = {
+    "cpu": (512, "160MiB", "gloo", "gradients are averaged in host"),
+    "cuda": (4096, "2GiB", "nccl", "gradients are averaged on"),
+}[DEVICE]
+dist.init_process_group(backend, init_method=f"file://{path}", rank=0, world_size=1)
+results = []
+for distributed in ("auto", True):
+    torch.manual_seed(7)
+    model = Stack(6, n)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    keys = {"vram": vram, "param_offload": [1, 4], "distributed": distributed}
+    device = "cuda" if DEVICE == "cuda" else "sim"
+    trainstream.wrap(model, optimizer, device, offload=True, max_grad_norm=0.1, **keys)
+    session = trainstream.session(model)
+    on = [e.why for e in session.events if e.what == "distributed"]
+    assert on[0].startswith("off" if distributed == "auto" else where), on
+    before = trainstream.memory_stats()["evicted_bytes"]
+    losses = []
+    for step in range(5):
+        x, y = (part.to(DEVICE) for part in batch(step, n=n))
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert session.pager.paged == [1, 4]
+    moved = trainstream.memory_stats()["evicted_bytes"] - before
+    trainstream.unwrap(model)
+    results.append((losses, weights(model)))
+    print(moved > 0)
+assert results[0][0] == results[1][0] and len(set(results[0][0])) == 5
+assert all(a.equal(b) for a, b in zip(results[0][1], results[1][1]))
+dist.destroy_process_group()
+"""
+    )
+    assert run_real(tmp_path, script, None, device=device).stdout == "True\nTrue\n"
 
 
 def test_unwrap_leaves_plain_torch_with_all_that_was_learned(tmp_path):

@@ -109,17 +109,29 @@ void NativeMemory::set_user_fraction(double fraction) {
 }
 
 void* NativeMemory::allocate(size_t size_bytes, StreamId stream) {
-    {
-        MutexLock lock(mutex_);
-        streams_.insert(stream);
+    note_stream(stream);
+    // Mostly it is the current one, and a guard would ask the driver thrice.
+    std::optional<c10::cuda::CUDAGuard> guard;
+    if (c10::cuda::current_device() != device_) {
+        guard.emplace(device_);
     }
-    const c10::cuda::CUDAGuard guard(device_);
     try {
         return native_->raw_alloc_with_stream(size_bytes, as_cuda(stream));
     } catch (const c10::OutOfMemoryError&) {
         note_answered_refusal();
         return nullptr;
     }
+}
+
+void NativeMemory::note_stream(StreamId stream) {
+    if (last_stream_.load(std::memory_order_relaxed) == stream) {
+        return;
+    }
+    {
+        MutexLock lock(mutex_);
+        streams_.insert(stream);
+    }
+    last_stream_.store(stream, std::memory_order_relaxed);
 }
 
 /// Torch takes the low end of the smallest block that serves. So the rest of the gap is taken

@@ -90,6 +90,7 @@ private:
     void set_native_limit(uint64_t limit_bytes);
     uint64_t native_limit_bytes() const;
     uint64_t reserved_bytes() const;
+    void note_stream(StreamId stream);
     void lay_region(StreamId stream, uint64_t size_bytes);
     void reserve_small_segment(StreamId stream);
     /// What happens until end_aside() is no peak of the user's.
@@ -103,6 +104,7 @@ private:
     const uint64_t total_bytes_;
     std::atomic<uint64_t> limit_bytes_;
     std::atomic<double> user_fraction_{1.0};
+    std::atomic<StreamId> last_stream_{~StreamId{0}};  // That allocated; at first none.
     std::atomic<int64_t> answered_refusals_{0};
     std::atomic<int> high_refusals_{0};
     // What lay free in segments for small blocks when one was refused; 0: none was so far.

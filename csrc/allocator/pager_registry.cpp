@@ -16,6 +16,9 @@ PagerRegistry::PagerRegistry() {
 void PagerRegistry::add(c10::Device device, Pager* pager) {
     const size_t slot = device.is_cpu() ? 0 : 1 + static_cast<size_t>(device.index());
     slots_.at(slot).store(pager, std::memory_order_release);
+    size_t used = slots_used_.load();
+    while (used <= slot && !slots_used_.compare_exchange_weak(used, slot + 1)) {
+    }
 }
 
 Pager* PagerRegistry::find(c10::Device device) const {

@@ -28,8 +28,9 @@ public:
 
     template <typename Function>
     void for_each(const Function& function) const {
-        for (const auto& slot : slots_) {
-            if (Pager* pager = slot.load(std::memory_order_acquire)) {
+        const size_t count = slots_used_.load(std::memory_order_acquire);
+        for (size_t slot = 0; slot < count; ++slot) {
+            if (Pager* pager = slots_[slot].load(std::memory_order_acquire)) {
                 function(*pager);
             }
         }
@@ -50,6 +51,7 @@ private:
 
     // Slot 0 is the simulation, slot 1 + i is CUDA device i.
     std::array<std::atomic<Pager*>, 1 + 64> slots_{};
+    std::atomic<size_t> slots_used_{0};  // Those from here on are empty.
     std::atomic<int> open_pools_{0};
     std::atomic<bool> forked_{false};
 };

@@ -5,12 +5,15 @@
 #include <string_view>
 #include <typeinfo>
 
-#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/custom_class.h>
 
 namespace trainstream {
 
 namespace {
+
+bool is_named(const c10d::Work& work, std::string_view part) {
+    return std::string_view(typeid(work).name()).find(part) != std::string_view::npos;
+}
 
 /// Null: there is none, or one that Python implements, which would need the GIL.
 c10::intrusive_ptr<c10d::Work> work_of(const c10::IValue& value) {
@@ -20,21 +23,20 @@ c10::intrusive_ptr<c10d::Work> work_of(const c10::IValue& value) {
         return nullptr;
     }
     auto work = value.toCustomClass<c10d::Work>();
-    if (work != nullptr &&
-        std::string_view(typeid(*work).name()).find("Py") != std::string_view::npos) {
-        return nullptr;
-    }
-    return work;
+    return work != nullptr && is_named(*work, "Py") ? nullptr : work;
 }
 
-bool is_of_nccl(const c10d::Work& work) {
-    return std::string_view(typeid(work).name()).find("NCCL") != std::string_view::npos;
+/// Gloo's: what runs holds its Work, and one that somebody has to wait for runs nothing by itself
+/// but what it made.
+bool ends_when_forgotten(const c10d::Work& work) {
+    return is_named(work, "Gloo") || is_named(work, "LambdaWork");
 }
 
-void keep_for_good(CollectivePins::Held* held) {
-    for (auto& [pager, pins] : *held) {
-        pager->keep_for_good(pins);
-        pager->end_use(&pins);
+void keep_for_good(CollectivePins::Helds* helds) {
+    for (CollectivePins::Held& held : *helds) {
+        Pager& pager = *held.given.pager;
+        pager.keep_for_good(held.given.pins);
+        pager.end_use(&held.given.pins);
     }
 }
 
@@ -45,36 +47,82 @@ CollectivePins& CollectivePins::instance() {
     return *pins;
 }
 
-void CollectivePins::add(const std::vector<c10::IValue>& outputs, Held held) {
+uint64_t CollectivePins::add(const std::vector<c10::IValue>& outputs, Helds held) {
+    Collective collective;
     for (const c10::IValue& output : outputs) {
-        const auto work = work_of(output);
-        if (work == nullptr) {
-            continue;
+        if ((collective.work = work_of(output)) != nullptr) {
+            break;
         }
-        Collective collective{output, std::move(held)};
-        try {
-            collective.at_once = is_of_nccl(*work) && work->isCompleted();
-        } catch (const std::exception&) {
-            keep_for_good(&collective.held);  // Its group was aborted: who knows what still runs.
-            return;
-        }
-        collective.steps = collective.held.front().first->steps();
-        std::lock_guard<std::mutex> lock(mutex_);
-        under_way_.push_back(std::move(collective));
-        count_.store(under_way_.size());
-        return;
     }
-    keep_for_good(&held);
+    if (collective.work == nullptr) {
+        keep_for_good(&held);
+        return 0;
+    }
+    try {
+        collective.is_nccl = is_named(*collective.work, "NCCL");
+        collective.at_once = collective.is_nccl && collective.work->isCompleted();
+    } catch (const std::exception&) {
+        keep_for_good(&held);  // Its group was aborted: who knows what still runs.
+        return 0;
+    }
+    collective.steps = held.front().given.pager->steps();
+    collective.held = std::move(held);
+    std::lock_guard<std::mutex> lock(mutex_);
+    collective.name = ++names_;
+    under_way_.push_back(std::move(collective));
+    count_.store(under_way_.size());
+    return names_;
 }
 
-bool CollectivePins::is_done(const Collective& collective) {
-    if (collective.at_once && collective.held.front().first->steps() == collective.steps) {
+void CollectivePins::keep_made(uint64_t name, PagerPins* pins) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (Collective& collective : under_way_) {
+        for (Held& held : collective.held) {
+            if (collective.name != name || held.given.pager != pins->pager) {
+                continue;
+            }
+            const auto was_there = [&](const Pin& pin) {
+                return pin.storage->serial <= held.newest_before;
+            };
+            const auto made =
+                std::stable_partition(pins->pins.begin(), pins->pins.end(), was_there);
+            held.made.insert(held.made.end(), made, pins->pins.end());
+            pins->pins.erase(made, pins->pins.end());
+        }
+    }
+}
+
+bool CollectivePins::says_done(const Collective& collective) {
+    if (collective.at_once && collective.held.front().given.pager->steps() == collective.steps) {
         return false;
     }
     try {
-        return work_of(collective.work)->isCompleted();
+        return collective.work->isCompleted();
     } catch (const std::exception&) {
         return false;  // For as long as the process lives, which is not long as a rule.
+    }
+}
+
+/// Whoever was to wait for it has done so, or never will. NCCL's own threads hold a copy.
+bool CollectivePins::is_forgotten(const Collective& collective) {
+    return !collective.is_nccl && collective.work.use_count() == 1;
+}
+
+void CollectivePins::end(Collective* collective) {
+    const bool done = says_done(*collective);
+    const bool has_ended = done || ends_when_forgotten(*collective->work);
+    collective->work.reset();  // With it what it alone still held.
+    for (Held& held : collective->held) {
+        Pager& pager = *held.given.pager;
+        if (!done) {
+            // Nobody waited, perhaps: what it began may still use what it made, till that ends.
+            pager.keep_for_good(held.made);
+        }
+        if (!has_ended) {
+            pager.keep_for_good(held.given.pins);
+        }
+        pager.end_use(&held.made);
+        pager.end_use(&held.given.pins);
     }
 }
 
@@ -85,17 +133,15 @@ void CollectivePins::release_done() {
         if (!lock.owns_lock()) {
             return;  // Another thread looks.
         }
-        // They end about in order, so the first that is under way ends the look.
-        const auto rest = std::find_if(under_way_.begin(), under_way_.end(),
-                                       [](const Collective& each) { return !is_done(each); });
+        const auto rest = std::stable_partition(
+            under_way_.begin(), under_way_.end(),
+            [](const Collective& each) { return is_forgotten(each) || says_done(each); });
         done.assign(std::make_move_iterator(under_way_.begin()), std::make_move_iterator(rest));
         under_way_.erase(under_way_.begin(), rest);
         count_.store(under_way_.size());
     }
     for (Collective& collective : done) {
-        for (auto& [pager, pins] : collective.held) {
-            pager->end_use(&pins);
-        }
+        end(&collective);
     }
 }
 

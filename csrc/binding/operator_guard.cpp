@@ -34,11 +34,6 @@ struct PagerUses {
     std::vector<Use> uses;
 };
 
-struct PagerPins {
-    Pager* pager = nullptr;
-    Pins pins;
-};
-
 /// A pointer that was handed out: pinned until this thread has passed so many boundaries.
 struct BriefPin {
     PagerPins held;
@@ -61,8 +56,9 @@ struct ThreadState {
     ThreadRoster::Line line;
     std::vector<PagerPins> pins;
     std::vector<BriefPin> brief;
-    std::vector<std::pair<int, CollectivePins::Held>> collectives;  // By the depth they began at.
-    std::vector<PagerUses> uses;                                    // Scratch, kept for its memory.
+    std::vector<std::pair<int, CollectivePins::Helds>> collectives;  // By the depth they began at.
+    uint64_t collective = 0;      // The last that began within this outermost operator.
+    std::vector<PagerUses> uses;  // Scratch, kept for its memory.
 
     ThreadState() {
         // Autograd's threads run nothing outside of a backward pass, so not their first operator
@@ -81,9 +77,9 @@ struct ThreadState {
         for (BriefPin& pin : brief) {
             pin.held.pager->end_use(&pin.held.pins);
         }
-        for (auto& [began_at, held] : collectives) {
-            for (auto& [pager, held_pins] : held) {
-                pager->end_use(&held_pins);
+        for (auto& [began_at, helds] : collectives) {
+            for (CollectivePins::Held& held : helds) {
+                held.given.pager->end_use(&held.given.pins);
             }
         }
     }
@@ -99,11 +95,13 @@ struct ThreadState {
     }
 
     /// What the operator that is beginning now gives to others.
-    CollectivePins::Held& hold_for_collective() {
+    CollectivePins::Held& hold_for_collective(Pager* pager) {
         if (collectives.empty() || collectives.back().first != depth) {
-            collectives.emplace_back(depth, CollectivePins::Held());
+            collectives.emplace_back(depth, CollectivePins::Helds());
         }
-        return collectives.back().second;
+        CollectivePins::Helds& helds = collectives.back().second;
+        helds.push_back({{pager, {}}, {}, pager->newest_serial()});
+        return helds.back();
     }
 
     Pins* pins_of(Pager* pager) {
@@ -229,9 +227,8 @@ void announce(const at::RecordFunction& function, const OperatorTraits* traits, 
             group.pager->begin_use(group.uses, stream.id(), state.pins_of(group.pager));
         }
         if (traits != nullptr && traits->is_collective) {
-            CollectivePins::Held& held = state.hold_for_collective();
-            held.emplace_back(group.pager, Pins());
-            group.pager->hold(group.uses, stream.id(), &held.back().second);
+            CollectivePins::Held& held = state.hold_for_collective(group.pager);
+            group.pager->hold(group.uses, stream.id(), &held.given.pins);
         } else if (traits != nullptr && traits->keeps_address) {
             for (const Use& use : group.uses) {
                 group.pager->pin_for_good(use.owner, stream.id());
@@ -259,7 +256,11 @@ void announce_outputs(const at::RecordFunction& function, ThreadState& state) {
 }
 
 void pass_boundary(ThreadState& state) {
+    const uint64_t collective = std::exchange(state.collective, 0);
     for (PagerPins& held : state.pins) {
+        if (collective != 0) {
+            CollectivePins::instance().keep_made(collective, &held);
+        }
         held.pager->end_use(&held.pins);
         held.pager->boundary();
     }
@@ -340,9 +341,9 @@ void on_end(const at::RecordFunction& function, at::ObserverContext* context) {
         return;  // It began before the fork of this process.
     }
     if (!state.collectives.empty() && state.collectives.back().first == state.depth) {
-        CollectivePins::Held held = std::move(state.collectives.back().second);
+        CollectivePins::Helds helds = std::move(state.collectives.back().second);
         state.collectives.pop_back();
-        CollectivePins::instance().add(function.outputs(), std::move(held));
+        state.collective = CollectivePins::instance().add(function.outputs(), std::move(helds));
     }
     const bool makes_raw = state.raw_depth != 0;
     if (state.raw_depth == state.depth) {
@@ -397,16 +398,18 @@ struct Aside::Saved {
     int depth;
     int raw_depth;
     bool aside;
+    uint64_t collective;
     std::vector<PagerPins> pins;
 };
 
 Aside::Aside() {
     ThreadState& state = thread_state();
     saved_ = std::make_unique<Saved>(
-        Saved{state.depth, state.raw_depth, state.aside, std::move(state.pins)});
+        Saved{state.depth, state.raw_depth, state.aside, state.collective, std::move(state.pins)});
     state.depth = 0;
     state.raw_depth = 0;
     state.aside = true;
+    state.collective = 0;
     state.pins.clear();
 }
 
@@ -415,6 +418,7 @@ Aside::~Aside() {
     state.depth = saved_->depth;
     state.raw_depth = saved_->raw_depth;
     state.aside = saved_->aside;
+    state.collective = saved_->collective;
     state.pins = std::move(saved_->pins);
 }
 

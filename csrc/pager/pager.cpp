@@ -470,6 +470,11 @@ void Pager::keep_for_good(const Pins& pins) {
     }
 }
 
+uint64_t Pager::newest_serial() const {
+    MutexLock lock(mutex_);
+    return serials_;
+}
+
 uint64_t Pager::steps() const {
     MutexLock lock(mutex_);
     return stats_.steps;

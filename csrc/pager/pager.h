@@ -160,6 +160,8 @@ public:
     /// The same until end_use(pins): kernels that nobody announces use it, perhaps on other
     /// streams.
     void hold(const std::vector<Use>& uses, StreamId stream, Pins* pins);
+    /// Of the storage that was made last.
+    uint64_t newest_serial() const;
     /// What is held already is so for good.
     void keep_for_good(const Pins& pins);
     /// Optimizer steps that have ended.
@@ -297,9 +299,9 @@ private:
     };
 
     void* take_block(size_t size_bytes, StreamId stream, Effort effort);
-    bool is_large(size_t size_bytes, StreamId stream) const;
-    void* take_low(size_t size_bytes, StreamId stream);
-    void* take_high(size_t size_bytes, StreamId stream);
+    bool is_large(size_t size_bytes, const std::vector<Region>& regions) const;
+    void* take_low(size_t size_bytes, StreamId stream, const std::vector<Region>& regions);
+    void* take_high(size_t size_bytes, StreamId stream, const std::vector<Region>& regions);
     std::optional<Region> highest_gap(const std::vector<Region>& regions, size_t need) const;
     void* take_block_by_evicting(size_t size_bytes, StreamId stream);
     std::vector<StoragePtr> choose(size_t size_bytes, int tries,

@@ -39,8 +39,9 @@ void wait_on_host(const Event& event) noexcept {
 }  // namespace
 
 void* Pager::take_block(size_t size_bytes, StreamId stream, Effort effort) {
-    void* block =
-        is_large(size_bytes, stream) ? take_high(size_bytes, stream) : take_low(size_bytes, stream);
+    const std::vector<Region> regions = memory_.regions(stream);
+    void* block = is_large(size_bytes, regions) ? take_high(size_bytes, stream, regions)
+                                                : take_low(size_bytes, stream, regions);
     if (block != nullptr || effort == Effort::kFreeRoomOnly) {
         return block;
     }
@@ -52,19 +53,20 @@ void* Pager::take_block(size_t size_bytes, StreamId stream, Effort effort) {
 
 /// What is half as large as the largest or less (16-bit logits beside their 32-bit copies) is not:
 /// in the row of those it would leave a hole for none of them.
-bool Pager::is_large(size_t size_bytes, StreamId stream) const {
+bool Pager::is_large(size_t size_bytes, const std::vector<Region>& regions) const {
     size_t region_bytes = 0;
-    for (const Region& region : memory_.regions(stream)) {
+    for (const Region& region : regions) {
         region_bytes = std::max<size_t>(region_bytes, region.end - region.begin);
     }
+    if (region_bytes == 0 || size_bytes < region_bytes / kLargePart) {
+        return false;
+    }
     MutexLock lock(mutex_);
-    return region_bytes != 0 && size_bytes >= region_bytes / kLargePart &&
-           size_bytes > largest_bytes_ / 2;
+    return size_bytes > largest_bytes_ / 2;
 }
 
 /// Where it fits best, from the low end. Null: no room, as far as the map knows.
-void* Pager::take_low(size_t size_bytes, StreamId stream) {
-    const std::vector<Region> regions = memory_.regions(stream);
+void* Pager::take_low(size_t size_bytes, StreamId stream, const std::vector<Region>& regions) {
     // Without regions only the memory itself knows.
     const bool may_fit = regions.empty() || highest_gap(regions, size_bytes).has_value();
     return may_fit ? memory_.allocate(size_bytes, stream) : nullptr;
@@ -72,8 +74,8 @@ void* Pager::take_low(size_t size_bytes, StreamId stream) {
 
 /// What is large, and goes as a whole, lies at the high end, and all else at the low one: between
 /// small blocks that stay, two large ones leave no room for a third, though there are bytes enough.
-void* Pager::take_high(size_t size_bytes, StreamId stream) {
-    const std::optional<Region> gap = highest_gap(memory_.regions(stream), size_bytes);
+void* Pager::take_high(size_t size_bytes, StreamId stream, const std::vector<Region>& regions) {
+    const std::optional<Region> gap = highest_gap(regions, size_bytes);
     return gap.has_value() ? memory_.allocate_high(size_bytes, stream, *gap) : nullptr;
 }
 

@@ -453,7 +453,7 @@ bool Pager::open_extra() {
         home = plan_->home;
         until = sizes.extra_ends(now, count);
     }
-    void* block = take_high(size_bytes, home);
+    void* block = take_high(size_bytes, home, memory_.regions(home));
     if (block == nullptr) {
         return false;
     }
@@ -630,10 +630,10 @@ bool Pager::lay_arena() {
 void* Pager::take_arena(size_t* size_bytes, StreamId home, Event* free_from) noexcept {
     void* block = nullptr;
     try {
-        block = take_low(*size_bytes, home);
+        block = take_low(*size_bytes, home, memory_.regions(home));
         while (block == nullptr && *size_bytes > plan_least_bytes()) {
             *size_bytes -= align_up(*size_bytes / 8, kBlockAlignment);
-            block = take_low(*size_bytes, home);
+            block = take_low(*size_bytes, home, memory_.regions(home));
         }
         if (block == nullptr) {
             return nullptr;

@@ -114,6 +114,7 @@ def run_cell(
     assert numbers["evicted"] > 0 or not moves, tight.stderr
     assert device != "sim" or numbers["peak"] <= budget, tight.stderr
     assert "written without being" not in tight.stderr, tight.stderr
+    check_host_memory(numbers, peak)
     shown = Shown(expected, peak, budget, numbers)
     note(device, share, shown)
     return shown
@@ -133,6 +134,11 @@ def last_numbers(result: Result, processes: int) -> dict[str, int]:
     lines = [line for line in result.lines() if "evicted=" in line]
     assert len(lines) == processes, result.stderr
     return exit_numbers(Result(result.status, "", lines[-1]))
+
+
+def check_host_memory(numbers: dict[str, int], peak: int) -> None:
+    """What stock had at its peak fits in host memory twice, cut into slabs: nothing piles up."""
+    assert numbers["pinned"] <= 2 * peak + (32 << 20), numbers
 
 
 def note(device: str, share: float, shown: Shown) -> None:

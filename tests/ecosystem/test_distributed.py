@@ -8,6 +8,7 @@ from matrix import (
     LONG,
     PRELUDE,
     Shown,
+    check_host_memory,
     ecosystem,
     last_numbers,
     long_form,
@@ -105,6 +106,8 @@ def run_cell_of_ranks(folder, script, device, world) -> None:
     numbers = [last_numbers(result, 1) for result in tight]
     assert all(each["evicted"] > 0 for each in numbers)
     assert not any("written without being" in result.stderr for result in tight)
+    for each, peak in zip(numbers, peaks, strict=True):
+        check_host_memory(each, peak)
     note(device, SHARE, Shown(expected[0], peaks[0], budgets[0], numbers[0]))
 
 

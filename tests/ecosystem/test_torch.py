@@ -220,7 +220,7 @@ def train(model, seed):
     device = next(model.parameters()).device
     for step in range(4):
         g = torch.Generator().manual_seed(seed + step)
-        x = torch.randn(16, 128, generator=g).to(device)
+        x = torch.randn(16, WIDTH, generator=g).to(device)
         (model(x) - x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -229,8 +229,9 @@ def train(model, seed):
 
 if __name__ == "__main__":
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128)).to(DEVICE)
-    own = [torch.randn(128, 512) for _ in range(12)]
+    wide = nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+    model = nn.Sequential(*wide).to(DEVICE)
+    own = [torch.randn(WIDTH, 4 * WIDTH).to(DEVICE) for _ in range(12)]
     model.share_memory()
     context = mp.get_context("spawn")
     for round in range(2):
