@@ -29,7 +29,15 @@ def jobs(monkeypatch):
     import trainer_job
 
     yield argparse.Namespace(main=main_job, distributed=distributed_job, trainer=trainer_job)
-    for name in ("distributed_job", "main_job", "trainer_job", "results"):
+    for name in (
+        "activations",
+        "decoder",
+        "distributed_job",
+        "largest_batch",
+        "main_job",
+        "results",
+        "trainer_job",
+    ):
         sys.modules.pop(name, None)
 
 
@@ -86,3 +94,29 @@ def test_a_share_is_one_of_the_smallest_peak_of_all_ranks(jobs, monkeypatch):
     monkeypatch.setattr(jobs.distributed, "run_ranks", run_ranks)
     jobs.distributed.compare(OPTIONS)
     assert confs == [None, "vram:200,device:cuda"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "peak", "verdict"),
+    [("same", BUDGET, 0), ("other", BUDGET, 1), ("same", BUDGET + 1, 1), (None, BUDGET, 1)],
+)
+def test_largest_batch_is_one_that_trains_within_the_budget_to_the_same_bits(
+    jobs, monkeypatch, capsys, ours, peak, verdict
+):
+    pytest.importorskip("torch")
+    import activations
+    import largest_batch
+
+    def run(options, length, way, cap=0):
+        if way == activations.STOCK and cap:
+            return {} if options.sequences <= 3 else None  # Three fit, a fourth does not.
+        grads = "same" if way == activations.STOCK else ours
+        counters = [{"reserved_peak_bytes": peak}] * 5
+        answer = {"seconds": [1.0] * 4, "loss": "1", "grads": grads, "counters": counters}
+        return None if grads is None else answer
+
+    monkeypatch.setattr(activations, "run", run)
+    words = ["largest_batch", "--budget", str(BUDGET), "--times", "2"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert largest_batch.main() == verdict
+    assert "largest batch of stock" in capsys.readouterr().out

@@ -1,7 +1,8 @@
 """Runs the ecosystem matrix and writes its results and the table of docs/compatibility.md.
 
     make compatibility                                 # the long form, here
-    python tools/compatibility.py test_torch           # results of these files of it only
+    python tools/compatibility.py test_torch           # results of these files of it only,
+    python tools/compatibility.py test_torch::test_a   # or of these tests
     python tools/compatibility.py FILE.json FILE.json  # the table, from results that are there
 
 TRAINSTREAM_JOBS tells how many of its tests run at once, each in a pytest of its own (default: 1,
@@ -41,11 +42,17 @@ GROUPS = {
 
 def run_matrix(folder: pathlib.Path, modules: list[str], jobs: int) -> list[dict]:
     """One row for each cell: its test, outcome, reason, and the numbers of its tight run."""
-    files = [f"tests/ecosystem/{module}.py" for module in modules] or ["tests/ecosystem"]
+    files = [f"tests/ecosystem/{path_of(module)}" for module in modules] or ["tests/ecosystem"]
     parts = [files] if jobs == 1 else [[test] for test in collected(files)]
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         ran = pool.map(lambda part: run_part(folder / str(part[0]), part[1]), enumerate(parts))
         return [row for rows in ran for row in rows]
+
+
+def path_of(word: str) -> str:
+    """`test_x` as `test_x.py`, `test_x::test_a` as `test_x.py::test_a`."""
+    module, colons, test = word.partition("::")
+    return f"{module}.py{colons}{test}"
 
 
 def pytest_of(arguments: list[str], **variables: str) -> subprocess.CompletedProcess:
@@ -104,7 +111,7 @@ def keep(rows: list[dict], modules: list[str]) -> pathlib.Path:
     cores = len(os.sched_getaffinity(0))
     versions = {name: version_of(name) for name in (*LIBRARIES, *OPTIONAL) if version_of(name)}
     path = results.write(
-        "-".join(["ecosystem", "cuda" if gpu else "sim", *modules]),
+        "-".join(["ecosystem", "cuda" if gpu else "sim", *modules]).replace("::", "-"),
         {"gpu": gpu or "none: CPU tensors play its part", "machine": platform.machine()}
         | {"cores": cores},
         versions,
@@ -191,7 +198,7 @@ def write_document(contents: list[dict]) -> None:
 def main() -> int:
     paths = [pathlib.Path(word) for word in sys.argv[1:] if word.endswith(".json")]
     modules = [word for word in sys.argv[1:] if not word.endswith(".json")]
-    if not set(modules) <= set(GROUPS):
+    if not {module.partition("::")[0] for module in modules} <= set(GROUPS):
         sys.exit(f"compatibility: the files are {', '.join(GROUPS)}")
     if not paths:
         with tempfile.TemporaryDirectory() as folder:
