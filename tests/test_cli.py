@@ -252,12 +252,66 @@ def test_fit_pages_less_under_a_larger_budget_and_nothing_where_all_fits(capsys,
 
 
 @needs_extension
-def test_fit_of_a_whole_paged_model_moves_12_bytes_a_parameter_in_and_8_out(capsys, tmp_path):
+def test_fit_of_a_whole_paged_model_moves_9_bytes_a_parameter_in_and_6_out(capsys, tmp_path):
+    """Weights twice and, where the update is not late, a third time; moments once."""
     made = fit_json(capsys, tmp_path, SMALL, "--vram", "4.37GiB")
     count = made["parameters"]
-    assert made["moved_bytes"]["to_device"] == pytest.approx(12 * count, rel=0.02)
-    assert made["moved_bytes"]["to_host"] == pytest.approx(8 * count, rel=0.02)
-    assert made["seconds"]["the link to the device"] == pytest.approx(12 * count / 50e9, rel=0.02)
+    late = 4.37 * 2**30 / 4 / (2 * count)
+    come = (4 + 2 * (1 - late) + 4) * count
+    assert made["moved_bytes"]["to_device"] == pytest.approx(come, rel=0.001)
+    assert made["moved_bytes"]["to_host"] == pytest.approx(6 * count, rel=0.001)
+    assert made["seconds"]["the link to the device"] == pytest.approx(come / 50e9, rel=0.001)
+
+
+def test_late_updates_are_those_that_steps_have():
+    from trainstream import _foreach
+
+    assert estimate._LATE_IN_BUDGET == _foreach._LATE_IN_BUDGET
+
+
+def rows_of(name: str) -> dict:
+    content = json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text())
+    return {row["name"]: row["value"] for row in content["rows"]}
+
+
+# Of one H200: its link while copies go both ways (49.2 GB/s), the stock step of the same run. Where
+# the program's own thread paces a step (1.26 B parameters: 334 ms of 440) fit knows nothing of it.
+@needs_extension
+@pytest.mark.parametrize(
+    ("config", "run", "tolerance"),
+    [
+        (BIG, "2026-12-01-main-job-7.62b", 0.1),
+        (SMALL, "2026-12-01-main-job-1.26b", 0.15),
+    ],
+)
+def test_fit_foretells_measured_steps_and_bytes(capsys, tmp_path, config, run, tolerance):
+    measured = rows_of(run)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = "--ram 100GiB --to-device 49.2 --to-host 49.2 --host-memory 177 --json".split()
+    words += ["--vram", int(measured["budget"])]
+    words += ["--stock-step", measured["stock step, median after 2"]]
+    status, out, stderr = call(capsys, "fit", tmp_path, "--tokens", 8192, *words)
+    assert status == 0, stderr
+    made = json.loads(out)
+    step = measured["step, median after 2"]
+    assert made["foretold_seconds"] == pytest.approx(step, rel=tolerance)
+    assert made["step_seconds"] <= made["foretold_seconds"]
+    assert sum(made["phase_seconds"].values()) == pytest.approx(made["foretold_seconds"])
+    come, gone = measured["restored in the last step"], measured["evicted in the last step"]
+    assert made["moved_bytes"]["to_device"] == pytest.approx(come, rel=0.1)
+    assert made["moved_bytes"]["to_host"] == pytest.approx(gone, rel=0.1)
+    assert made["need_bytes"]["peak"] == pytest.approx(measured["stock peak allocated"], rel=0.1)
+
+
+@needs_extension
+def test_fit_foretells_nothing_that_it_has_no_rates_for(capsys, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    words = ["fit", tmp_path, "--tokens", 8192, "--ram", "100GiB", "--vram", "4.37GiB"]
+    if not torch.cuda.is_available():
+        assert "Foretold" not in call(capsys, *words, "--tflops", 400)[1]
+    words += "--tflops 400 --to-device 50 --to-host 50".split()
+    assert "Foretold, phase by phase: " in call(capsys, *words)[1]
+    assert "Foretold" not in call(capsys, *words, "--optimizer", "host")[1]
 
 
 @needs_extension

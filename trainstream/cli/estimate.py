@@ -13,6 +13,9 @@ DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # A token's logits, a number each: in backward log-softmax, its gradient and that of the logits are
 # there at once, in fp32. (Forward has 2 + 4 + 4: the logits, their fp32 copy, log-softmax.)
 _LOGITS_BYTES = 12
+# Gradients that wait for the next forward pass come to at most this part of the budget, as
+# trainstream/_foreach.py has it.
+_LATE_IN_BUDGET = 4
 # Host memory that an update of one parameter by trainstream.optim reads and writes (README.md).
 _HOST_UPDATE_BYTES = {"float32": 28, "bfloat16": 18}
 # Of trainstream.optim, a parameter: weight and remainder (an fp32 master is the same), moments.
@@ -84,6 +87,21 @@ class Traffic:
     host_memory: int
 
 
+@dataclass(frozen=True)
+class Phase:
+    """A part of a step.
+
+    Args:
+        computing: Its share of the step's operations.
+        to_device, to_host: Bytes that cross the link meanwhile.
+    """
+
+    name: str
+    computing: float
+    to_device: int
+    to_host: int
+
+
 def need(job: Job) -> Need:
     """The bytes of a job. Fixed costs (context, libraries, fragments) are not in it."""
     shape, size = job.shape, DTYPE_BYTES[job.dtype]
@@ -118,20 +136,64 @@ def layer_activations(job: Job) -> int:
     return job.tokens * (norms + attention + mlp)
 
 
-def traffic(job: Job, paged: dict[str, int]) -> Traffic:
-    """Bytes a step where `paged` bytes of each kind wait in host memory.
+def late_share(job: Job, device_bytes: int) -> float:
+    """Of stock's updates, the part that is made in the next forward pass, before its weights are
+    used: so many of their gradients may wait on the device. 0 where none does."""
+    gradients = need(job).gradients
+    if job.optimizer != "stock" or gradients == 0:
+        return 0.0
+    return min(1.0, device_bytes / _LATE_IN_BUDGET / gradients)
 
-    A weight comes in for forward, for backward and (stock) for the update, after which it goes
-    back; a gradient goes out and comes in for the update; moments and kept activations come and go.
+
+def phases(job: Job, paged: dict[str, int], late: float) -> list[Phase]:
+    """What a step does one after the other, where `paged` bytes of each kind wait in host memory.
+
+    A weight comes in for forward, for backward and, unless its update is late, for the update,
+    after which it goes back. Moments come and go with the update. A gradient goes out in backward
+    and comes in for the update; kept activations go out in forward and come in for backward.
 
     Args:
         paged: Bytes of "weights", "gradients", "states" and "kept" that do not stay.
+        late: As late_share(). The optimizer is stock's.
+    """
+    weights, gradients, kept = (paged[kind] for kind in ("weights", "gradients", "kept"))
+    updated = paged["states"] + weights
+    in_forward, rest = int(late * updated), int((1 - late) * updated)
+    forward = 1 / 4 if job.checkpointing else 1 / 3
+    come = weights + int(late * paged["states"])
+    return [
+        Phase("forward, with updates that waited", forward, come, in_forward + kept),
+        Phase("backward", 1 - forward, weights + kept, gradients),
+        Phase("the other updates", 0.0, rest + gradients, rest),
+    ]
+
+
+def foretell(steps: list[Phase], rates: Rates, flops: float) -> list[tuple[str, float]]:
+    """(phase, seconds), each as long as the longest of computing and copying each way."""
+    return [
+        (
+            phase.name,
+            max(
+                phase.computing * flops / rates.flops,
+                phase.to_device / rates.to_device,
+                phase.to_host / rates.to_host,
+            ),
+        )
+        for phase in steps
+    ]
+
+
+def traffic(job: Job, paged: dict[str, int], late: float) -> Traffic:
+    """Bytes a step where `paged` bytes of each kind wait in host memory.
+
+    Args:
+        paged, late: As phases() has them.
     """
     need_bytes = need(job)
     both = paged["states"] + paged["kept"]
     if job.optimizer == "stock":
-        up = 3 * paged["weights"] + paged["gradients"] + both
-        down = paged["weights"] + paged["gradients"] + both
+        steps = phases(job, paged, late)
+        up, down = sum(step.to_device for step in steps), sum(step.to_host for step in steps)
         return Traffic(up, down, up + down)
     # Every gradient goes to the cores. What stays is written to the device, what does not is read.
     stays = need_bytes.weights - paged["weights"]

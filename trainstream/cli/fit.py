@@ -20,7 +20,8 @@ examples:
   trainstream fit config.json --tokens 8192 --optimizer host --moments bfloat16 --json
 The model is a Hugging Face config.json, a folder with one, or the name of one that is in Hugging
 Face's cache; weights are not read and no network is asked. Rates that are not given are those of
-`trainstream info`, where there is a GPU. The step is a bound: copies hidden wherever they can be.
+`trainstream info`, where there is a GPU. "At best" is a bound: copies hidden wherever they can be.
+"Foretold" adds up the phases of a step, in each of which copies hide behind computing or not.
 """
 _GIVEN = 1.0  # Operations a second where a step's seconds are given in their place.
 _FLAGS = {
@@ -29,11 +30,14 @@ _FLAGS = {
     "the link to the host": "--to-host",
     "host memory": "--host-memory",
 }
-_KINDS = ("states", "gradients", "weights", "kept")
+_KINDS = {
+    "stock": ("states", "weights", "gradients", "kept"),
+    "host": ("gradients", "weights", "kept"),
+}
 _TEXTS = {
     "states": "moments",
-    "gradients": "gradients",
     "weights": "weights",
+    "gradients": "gradients",
     "kept": "kept activations",
 }
 
@@ -118,37 +122,58 @@ def execute(options: argparse.Namespace, console: Console) -> int:
     rates, flops = _rates(options, profile), _flops(options, job)
     terms = []
     if plan is not None:
-        moved = estimate.traffic(job, plan.paged)
+        late = estimate.late_share(job, plan.device_bytes)
+        moved = estimate.traffic(job, plan.paged, late)
         terms = estimate.terms(moved, rates, flops)
+        foretold = _foretell(job, plan, late, rates, flops)
         if options.json:
-            console.line(json.dumps(_as_dict(shape, need, plan, moved, terms), indent=2))
+            console.line(json.dumps(_as_dict(shape, need, plan, moved, terms, foretold), indent=2))
         else:
             _print_plan(need, plan, console)
             _print_step(moved, terms, console)
+            _print_foretold(foretold, console)
     elif options.json:
-        console.line(json.dumps(_as_dict(shape, need, None, None, terms), indent=2))
+        console.line(json.dumps(_as_dict(shape, need, None, None, terms, []), indent=2))
     else:
         console.line("There is no GPU here: give --vram to see what fits.")
     return 0
 
 
+def _foretell(job: Job, plan: Plan, late: float, rates: Rates, flops: float) -> list:
+    """As estimate.foretell(); empty where a rate is not known, and for trainstream.optim."""
+    known = rates.to_device > 0 and rates.to_host > 0 and rates.flops > 0
+    if not known or job.optimizer != "stock":
+        return []
+    return estimate.foretell(estimate.phases(job, plan.paged, late), rates, flops)
+
+
+def _print_foretold(foretold: list, console: Console) -> None:
+    if foretold:
+        parts = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in foretold)
+        whole = format_seconds(sum(seconds for _, seconds in foretold))
+        console.line(f"Foretold, phase by phase: {whole} a step ({parts}).")
+
+
 def make_plan(job: Job, need: Need, budget) -> Plan:
-    """Pages what costs least to page first: moments, then gradients, weights, kept activations.
+    """Pages what the pager does: moments, then weights; gradients only where those do not do. With
+    trainstream.optim gradients go to the cores first of all.
 
     Of one kind, what stays is trainstream.MemoryPlanner's choice.
 
     Raises:
         BudgetError: Not even with all of it in host memory. The message has the arithmetic.
     """
-    paged, fault = dict.fromkeys(_KINDS, 0), None
+    paged, fault = dict.fromkeys(_TEXTS, 0), None
     if need.peak <= _usable(budget):
         _check_host(budget, paged, need)
         return Plan(budget.device_bytes, budget.host_bytes, paged, need.peak, 0)
-    for kind in _KINDS:
+    stays = {kind: getattr(need, kind) for kind in _TEXTS}
+    for kind in _KINDS[job.optimizer]:
         blocks = _blocks(job, kind, need)
         if not blocks:
             continue
-        fixed = _fixed(job, need, kind)
+        stays[kind] = 0
+        fixed = _fixed(need, stays)
         try:
             planner = trainstream.MemoryPlanner(budget, blocks, fixed)
             chosen = planner.initial_paged()
@@ -180,18 +205,15 @@ def _blocks(job: Job, kind: str, need: Need) -> list[int]:
     return parts
 
 
-def _fixed(job: Job, need: Need, kind: str) -> int:
-    """Device bytes beside the blocks of `kind`, those before it in _KINDS being in host memory.
+def _fixed(need: Need, stays: dict[str, int]) -> int:
+    """Device bytes that are needed at once, where so many of each kind stay.
 
     Logits are there before any gradient; a layer's own work is there beside all of them.
     """
-    gradients = need.gradients if kind == "states" else 0
-    weights = need.weights if kind in ("states", "gradients") else 0
-    kept = need.kept if kind != "kept" else 0
-    at_loss = kept + need.logits
+    at_loss = stays["kept"] + need.logits
     # Without checkpointing `working` is part of `kept`.
-    at_end = gradients + need.working
-    return weights + max(at_loss, at_end)
+    at_end = stays["gradients"] + need.working
+    return stays["weights"] + stays["states"] + max(at_loss, at_end)
 
 
 def _check_host(budget, paged: dict[str, int], need: Need) -> None:
@@ -270,7 +292,7 @@ def _print_plan(need: Need, plan: Plan, console: Console) -> None:
     }
     rows = [
         (_TEXTS[kind], format_bytes(sizes[kind] - plan.paged[kind]), format_bytes(plan.paged[kind]))
-        for kind in _KINDS
+        for kind in _TEXTS
         if sizes[kind]
     ]
     host = sum(plan.paged.values()) + _host_alone(need, plan.paged)
@@ -324,7 +346,9 @@ def _row_of_term(name: str, amount: float, rate: float, seconds: float) -> tuple
     return name, f"{amount / 1e12:.0f} T operations", f"{rate / 1e12:.0f} T/s", took
 
 
-def _as_dict(shape, need: Need, plan: Plan | None, moved: Traffic | None, terms: list) -> dict:
+def _as_dict(
+    shape, need: Need, plan: Plan | None, moved: Traffic | None, terms: list, foretold: list
+) -> dict:
     limit = max(terms, key=lambda term: term[3]) if terms else None
     return {
         "parameters": shape.parameters,
@@ -334,6 +358,8 @@ def _as_dict(shape, need: Need, plan: Plan | None, moved: Traffic | None, terms:
         "seconds": {name: seconds for name, _, _, seconds in terms},
         "limit": None if limit is None else limit[0],
         "step_seconds": None if limit is None else limit[3],
+        "phase_seconds": dict(foretold),
+        "foretold_seconds": sum(seconds for _, seconds in foretold) if foretold else None,
         "not_known": [] if moved is None else _not_known(moved, terms),
         "note": shape.note,
     }
