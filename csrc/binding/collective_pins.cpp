@@ -11,6 +11,9 @@ namespace trainstream {
 
 namespace {
 
+// They end about in order: behind so many that run no other is asked about.
+constexpr int kMostRunning = 4;
+
 bool is_named(const c10d::Work& work, std::string_view part) {
     return std::string_view(typeid(work).name()).find(part) != std::string_view::npos;
 }
@@ -92,8 +95,13 @@ void CollectivePins::keep_made(uint64_t name, PagerPins* pins) {
     }
 }
 
+/// One of a group, perhaps, that has not ended.
+bool CollectivePins::waits_for_step(const Collective& collective) {
+    return collective.at_once && collective.held.front().given.pager->steps() == collective.steps;
+}
+
 bool CollectivePins::says_done(const Collective& collective) {
-    if (collective.at_once && collective.held.front().given.pager->steps() == collective.steps) {
+    if (waits_for_step(collective)) {
         return false;
     }
     try {
@@ -103,9 +111,9 @@ bool CollectivePins::says_done(const Collective& collective) {
     }
 }
 
-/// Whoever was to wait for it has done so, or never will. NCCL's own threads hold a copy.
+/// Whoever was to wait for it has done so, or never will. Not NCCL's: its threads hold a copy.
 bool CollectivePins::is_forgotten(const Collective& collective) {
-    return !collective.is_nccl && collective.work.use_count() == 1;
+    return collective.work.use_count() == 1;
 }
 
 void CollectivePins::end(Collective* collective) {
@@ -133,9 +141,19 @@ void CollectivePins::release_done() {
         if (!lock.owns_lock()) {
             return;  // Another thread looks.
         }
-        const auto rest = std::stable_partition(
-            under_way_.begin(), under_way_.end(),
-            [](const Collective& each) { return is_forgotten(each) || says_done(each); });
+        int running = 0;  // Of NCCL's, each of which cost a question to the driver.
+        const auto is_over = [&](const Collective& each) {
+            if (!each.is_nccl) {
+                return is_forgotten(each) || says_done(each);
+            }
+            if (running == kMostRunning || waits_for_step(each)) {
+                return false;
+            }
+            const bool done = says_done(each);
+            running += done ? 0 : 1;
+            return done;
+        };
+        const auto rest = std::stable_partition(under_way_.begin(), under_way_.end(), is_over);
         done.assign(std::make_move_iterator(under_way_.begin()), std::make_move_iterator(rest));
         under_way_.erase(under_way_.begin(), rest);
         count_.store(under_way_.size());

@@ -58,6 +58,7 @@ private:
         bool at_once = false;
         uint64_t steps = 0;  // Optimizer steps that had ended when it began.
     };
+    static bool waits_for_step(const Collective& collective);
     static bool says_done(const Collective& collective);
     static bool is_forgotten(const Collective& collective);
     static void end(Collective* collective);
