@@ -371,42 +371,103 @@ def test_collectives_in_flight_keep_their_memory(tmp_path):
     assert run_real(tmp_path, script, "vram:12MiB").stdout == "True\n"
 
 
+TWO_RANKS = """
+import datetime, threading, time
+import torch.distributed as dist
+store, groups = dist.HashStore(), [None, None]
+
+def join(me):
+    group = dist.ProcessGroup(store, me, 2)
+    gloo = dist.ProcessGroup.BackendType.GLOO
+    group._set_default_backend(gloo)
+    backend = dist.ProcessGroupGloo(store, me, 2, datetime.timedelta(seconds=30))
+    group._register_backend(torch.device("cpu"), gloo, backend)
+    groups[me] = group
+
+threads = [threading.Thread(target=join, args=(me,)) for me in range(2)]
+for t in threads: t.start()
+for t in threads: t.join()
+
+def fill():
+    return [torch.randn(1 << 18) for _ in range(20)]
+"""
+
+
 def test_what_a_collective_makes_for_itself_stays_until_it_ends(tmp_path):
     """Gloo sums in a copy of its own what it scatters, and copies the part out when waited for."""
-    script = """
-    import datetime, threading
-    import torch.distributed as dist
-    store, groups = dist.HashStore(), [None, None]
-
-    def join(me):
-        group = dist.ProcessGroup(store, me, 2)
-        gloo = dist.ProcessGroup.BackendType.GLOO
-        group._set_default_backend(gloo)
-        backend = dist.ProcessGroupGloo(store, me, 2, datetime.timedelta(seconds=30))
-        group._register_backend(torch.device("cpu"), gloo, backend)
-        groups[me] = group
-
-    threads = [threading.Thread(target=join, args=(me,)) for me in range(2)]
-    for t in threads: t.start()
-    for t in threads: t.join()
-    parts = [torch.empty(1 << 18) for _ in range(2)]
-    whole = [torch.full((1 << 19,), me + 1.0) for me in range(2)]
-    works = [groups[0]._reduce_scatter_base(parts[0], whole[0])]  # Waits for the other rank.
-    filler = [torch.randn(1 << 18) for _ in range(20)]
-    assert is_cold(whole[1]) and not is_cold(whole[0]) and not is_cold(parts[0])
-    works.append(groups[1]._reduce_scatter_base(parts[1], whole[1]))
-    for work in works:
-        work.wait()
-    print([part.eq(3).all().item() for part in parts])
-    works.clear()
-    del work
-    for _ in range(64):
-        torch.ones(4).add_(1)
-    filler = [torch.randn(1 << 18) for _ in range(20)]
-    print(is_cold(whole[0]), stats()["resident_bytes"] + stats()["cold_bytes"] == 26 << 20)
-    """
+    script = (
+        TWO_RANKS
+        + """
+parts = [torch.empty(1 << 18) for _ in range(2)]
+whole = [torch.full((1 << 19,), me + 1.0) for me in range(2)]
+works = [groups[0]._reduce_scatter_base(parts[0], whole[0])]  # Waits for the other rank.
+filler = fill()
+assert is_cold(whole[1]) and not is_cold(whole[0]) and not is_cold(parts[0])
+works.append(groups[1]._reduce_scatter_base(parts[1], whole[1]))
+for work in works:
+    work.wait()
+print([part.eq(3).all().item() for part in parts])
+works.clear()
+del work
+for _ in range(64):
+    torch.ones(4).add_(1)
+filler = fill()
+print(is_cold(whole[0]), stats()["resident_bytes"] + stats()["cold_bytes"] == 26 << 20)
+"""
+    )
     expected = "[True, True]\nTrue True\n"
     assert run_real(tmp_path, script, "vram:12MiB,min_storage:64KiB").stdout == expected
+
+
+def test_what_several_collectives_of_one_operator_make_stays_until_all_end(tmp_path):
+    script = (
+        TWO_RANKS
+        + """
+works = [[], []]
+
+def two(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, y: torch.Tensor, me: int) -> None:
+    works[me] += [groups[me]._reduce_scatter_base(a, x), groups[me]._reduce_scatter_base(b, y)]
+
+operator = torch.library.custom_op("test::two", two, mutates_args=("a", "b"))
+for n in range(3):
+    parts = [[torch.empty(1 << 17) for _ in range(2)] for _ in range(2)]
+    whole = [[torch.full((1 << 18,), me + 1.0 + i) for i in range(2)] for me in range(2)]
+    operator(*parts[0], *whole[0], 0)
+    filler = fill()
+    operator(*parts[1], *whole[1], 1)
+    for work in works[0] + works[1]:
+        work.wait()
+    print([part.eq(3 + 2 * i).all().item() for both in parts for i, part in enumerate(both)])
+    works = [[], []]
+"""
+    )
+    result = run_real(tmp_path, script, "vram:12MiB,min_storage:64KiB")
+    assert result.stdout == "[True, True, True, True]\n" * 3
+
+
+def test_what_threads_of_a_library_make_stays_while_it_lives(tmp_path):
+    """Gloo's own join what is reduced as one, and work on that by its address."""
+    script = (
+        TWO_RANKS
+        + """
+for n in range(6):
+    xs = [[torch.full((1 << 18,), me + 1.0 + i) for i in range(2)] for me in range(2)]
+    works = [groups[n % 2].allreduce_coalesced(xs[n % 2])]
+    time.sleep(0.05)  # It has joined them, and waits for the other rank.
+    filler = fill()
+    works.append(groups[1 - n % 2].allreduce_coalesced(xs[1 - n % 2]))
+    for work in works:
+        work.wait()
+    print([x.eq(3 + 2 * i).all().item() for both in xs for i, x in enumerate(both)])
+    works.clear()
+    del work, xs, filler
+for _ in range(64):
+    torch.ones(4).add_(1)
+print(stats()["resident_bytes"] + stats()["cold_bytes"])
+"""
+    )
+    result = run_real(tmp_path, script, "vram:12MiB,min_storage:64KiB")
+    assert result.stdout == "[True, True, True, True]\n" * 6 + "0\n"
 
 
 def test_collectives_that_have_ended_let_their_memory_go(tmp_path):

@@ -77,20 +77,40 @@ uint64_t CollectivePins::add(const std::vector<c10::IValue>& outputs, Helds held
     return names_;
 }
 
-void CollectivePins::keep_made(uint64_t name, PagerPins* pins) {
+CollectivePins::Made::~Made() {
+    for (PagerPins& each : pins) {
+        if (for_good) {
+            each.pager->keep_for_good(each.pins);
+        }
+        each.pager->end_use(&each.pins);
+    }
+}
+
+void CollectivePins::keep_made(const std::vector<uint64_t>& names, std::vector<PagerPins>* pins) {
+    const auto made = std::make_shared<Made>();
     std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<Collective*> collectives;
     for (Collective& collective : under_way_) {
-        for (Held& held : collective.held) {
-            if (collective.name != name || held.given.pager != pins->pager) {
-                continue;
+        if (std::find(names.begin(), names.end(), collective.name) != names.end()) {
+            collectives.push_back(&collective);
+            collective.made = made;
+        }
+    }
+    for (PagerPins& all : *pins) {
+        uint64_t newest_before = UINT64_MAX;
+        for (const Collective* collective : collectives) {
+            for (const Held& held : collective->held) {
+                if (held.given.pager == all.pager) {
+                    newest_before = std::min(newest_before, held.newest_before);
+                }
             }
-            const auto was_there = [&](const Pin& pin) {
-                return pin.storage->serial <= held.newest_before;
-            };
-            const auto made =
-                std::stable_partition(pins->pins.begin(), pins->pins.end(), was_there);
-            held.made.insert(held.made.end(), made, pins->pins.end());
-            pins->pins.erase(made, pins->pins.end());
+        }
+        const auto was_there = [&](const Pin& pin) { return pin.storage->serial <= newest_before; };
+        const auto first = std::stable_partition(all.pins.begin(), all.pins.end(), was_there);
+        if (first != all.pins.end()) {
+            made->pins.push_back({all.pager, {}});
+            made->pins.back().pins.assign(first, all.pins.end());
+            all.pins.erase(first, all.pins.end());
         }
     }
 }
@@ -120,16 +140,16 @@ void CollectivePins::end(Collective* collective) {
     const bool done = says_done(*collective);
     const bool has_ended = done || ends_when_forgotten(*collective->work);
     collective->work.reset();  // With it what it alone still held.
+    if (!done && collective->made != nullptr) {
+        // Nobody waited, perhaps: what it began may still use what it made, till that ends.
+        collective->made->for_good = true;
+    }
+    collective->made.reset();
     for (Held& held : collective->held) {
         Pager& pager = *held.given.pager;
-        if (!done) {
-            // Nobody waited, perhaps: what it began may still use what it made, till that ends.
-            pager.keep_for_good(held.made);
-        }
         if (!has_ended) {
             pager.keep_for_good(held.given.pins);
         }
-        pager.end_use(&held.made);
         pager.end_use(&held.given.pins);
     }
 }

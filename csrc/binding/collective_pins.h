@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -29,10 +30,9 @@ struct PagerPins {
 /// what isCompleted() of a Work takes, which is none of ours. Pins and Works end with it open.
 class CollectivePins {
 public:
-    /// Of one pager: what it was given, and what its operator made for itself.
+    /// What it was given of one pager.
     struct Held {
         PagerPins given;
-        Pins made;
         uint64_t newest_before = 0;  // The serial of the last storage that there was.
     };
     using Helds = std::vector<Held>;
@@ -42,18 +42,26 @@ public:
     /// `outputs`: of the operator; where no Work of a known kind is among them `held` is pinned for
     /// good. An operator that failed has none. Returns a name for keep_made(); 0: there is none.
     uint64_t add(const std::vector<c10::IValue>& outputs, Helds held);
-    /// Moves the pins of what the operator made out of `pins`, those of the outermost one.
-    void keep_made(uint64_t name, PagerPins* pins);
+    /// Moves the pins of what these collectives' operators made out of `pins`, those of the
+    /// outermost operator that began them: held until all of them are done.
+    void keep_made(const std::vector<uint64_t>& names, std::vector<PagerPins>* pins);
     /// Whether a look may be worth its price, which is a question to the driver.
     bool any() const { return count_.load(std::memory_order_relaxed) > 0; }
     /// Ends the pins of those that are done. Called at boundaries, with nothing held.
     void release_done();
 
 private:
+    /// Of collectives that began together. The last of them to end ends the pins.
+    struct Made {
+        std::vector<PagerPins> pins;
+        std::atomic<bool> for_good{false};
+        ~Made();
+    };
     struct Collective {
         uint64_t name = 0;
         c10::intrusive_ptr<c10d::Work> work;
         Helds held;
+        std::shared_ptr<Made> made = nullptr;
         bool is_nccl = false;
         bool at_once = false;
         uint64_t steps = 0;  // Optimizer steps that had ended when it began.

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include <Python.h>
+
 #include <ATen/record_function.h>
 #include <c10/core/impl/COW.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -57,8 +59,12 @@ struct ThreadState {
     std::vector<PagerPins> pins;
     std::vector<BriefPin> brief;
     std::vector<std::pair<int, CollectivePins::Helds>> collectives;  // By the depth they began at.
-    uint64_t collective = 0;      // The last that began within this outermost operator.
-    std::vector<PagerUses> uses;  // Scratch, kept for its memory.
+    std::vector<uint64_t> begun;  // Collectives, within this outermost operator.
+    // Without Python: C++ may hand what its operators make to a library by its address, as gloo's
+    // threads do. So that stays for as long as it lives.
+    const bool is_foreign = PyGILState_GetThisThreadState() == nullptr && !in_backward();
+    std::vector<std::pair<Pager*, uint64_t>> newest;  // Serials, as its outermost operator began.
+    std::vector<PagerUses> uses;                      // Scratch, kept for its memory.
 
     ThreadState() {
         // Autograd's threads run nothing outside of a backward pass, so not their first operator
@@ -94,13 +100,35 @@ struct ThreadState {
         line.uses_device.store(true, std::memory_order_relaxed);
     }
 
+    bool keeps_what_it_makes() const {
+        return is_foreign && !line.is_ours.load(std::memory_order_relaxed);
+    }
+
+    void outermost_began() {
+        newest.clear();
+        if (keeps_what_it_makes()) {
+            PagerRegistry::instance().for_each(
+                [&](Pager& pager) { newest.emplace_back(&pager, pager.newest_serial()); });
+        }
+    }
+
+    /// What this thread makes after the storage with that serial stays.
+    uint64_t for_good_after(const Pager* pager) const {
+        for (const auto& [each, serial] : newest) {
+            if (each == pager) {
+                return serial;
+            }
+        }
+        return UINT64_MAX;
+    }
+
     /// What the operator that is beginning now gives to others.
     CollectivePins::Held& hold_for_collective(Pager* pager) {
         if (collectives.empty() || collectives.back().first != depth) {
             collectives.emplace_back(depth, CollectivePins::Helds());
         }
         CollectivePins::Helds& helds = collectives.back().second;
-        helds.push_back({{pager, {}}, {}, pager->newest_serial()});
+        helds.push_back({{pager, {}}, pager->newest_serial()});
         return helds.back();
     }
 
@@ -251,16 +279,17 @@ void announce_outputs(const at::RecordFunction& function, ThreadState& state) {
     for (auto& [pager, owners] : groups) {
         const CurrentStream stream(*pager);
         // Inside another operator the caller may go on with a bare pointer to it.
-        pager->note_outputs(owners, stream.id(), state.depth > 0 ? state.pins_of(pager) : nullptr);
+        pager->note_outputs(owners, stream.id(), state.depth > 0 ? state.pins_of(pager) : nullptr,
+                            state.for_good_after(pager));
     }
 }
 
 void pass_boundary(ThreadState& state) {
-    const uint64_t collective = std::exchange(state.collective, 0);
+    if (!state.begun.empty()) {
+        CollectivePins::instance().keep_made(state.begun, &state.pins);
+        state.begun.clear();
+    }
     for (PagerPins& held : state.pins) {
-        if (collective != 0) {
-            CollectivePins::instance().keep_made(collective, &held);
-        }
         held.pager->end_use(&held.pins);
         held.pager->boundary();
     }
@@ -322,7 +351,9 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function
     if (traits->only_views) {
         return std::make_unique<NotAnOperator>();
     }
-    ++state.depth;  // Before anything can throw: on_end takes it back.
+    if (++state.depth == 1) {  // Before anything can throw: on_end takes it back.
+        state.outermost_began();
+    }
     if (state.raw_depth != 0) {
         make_updates_for(function);  // A subclass's or a mode's handler runs what it likes.
         return nullptr;
@@ -343,7 +374,7 @@ void on_end(const at::RecordFunction& function, at::ObserverContext* context) {
     if (!state.collectives.empty() && state.collectives.back().first == state.depth) {
         CollectivePins::Helds helds = std::move(state.collectives.back().second);
         state.collectives.pop_back();
-        state.collective = CollectivePins::instance().add(function.outputs(), std::move(helds));
+        state.begun.push_back(CollectivePins::instance().add(function.outputs(), std::move(helds)));
     }
     const bool makes_raw = state.raw_depth != 0;
     if (state.raw_depth == state.depth) {
@@ -398,18 +429,18 @@ struct Aside::Saved {
     int depth;
     int raw_depth;
     bool aside;
-    uint64_t collective;
+    std::vector<uint64_t> begun;
     std::vector<PagerPins> pins;
 };
 
 Aside::Aside() {
     ThreadState& state = thread_state();
-    saved_ = std::make_unique<Saved>(
-        Saved{state.depth, state.raw_depth, state.aside, state.collective, std::move(state.pins)});
+    saved_ = std::make_unique<Saved>(Saved{state.depth, state.raw_depth, state.aside,
+                                           std::move(state.begun), std::move(state.pins)});
     state.depth = 0;
     state.raw_depth = 0;
     state.aside = true;
-    state.collective = 0;
+    state.begun.clear();
     state.pins.clear();
 }
 
@@ -418,7 +449,7 @@ Aside::~Aside() {
     state.depth = saved_->depth;
     state.raw_depth = saved_->raw_depth;
     state.aside = saved_->aside;
-    state.collective = saved_->collective;
+    state.begun = std::move(saved_->begun);
     state.pins = std::move(saved_->pins);
 }
 

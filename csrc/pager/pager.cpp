@@ -413,7 +413,8 @@ void Pager::used_on(Pins* pins, StreamId stream) {
     }
 }
 
-void Pager::note_outputs(const std::vector<void*>& owners, StreamId stream, Pins* pins) {
+void Pager::note_outputs(const std::vector<void*>& owners, StreamId stream, Pins* pins,
+                         uint64_t for_good_after) {
     MutexLock lock(mutex_);
     for (void* owner : owners) {
         const auto found = table_.find(port_.address_of(owner));
@@ -424,7 +425,7 @@ void Pager::note_outputs(const std::vector<void*>& owners, StreamId stream, Pins
         note_owner(storage, owner);
         storage->used_by(stream);
         storage->touch(clock_);
-        if (capturing()) {
+        if (capturing() || storage->serial > for_good_after) {
             fix(*storage);
         }
         if (pins != nullptr) {

@@ -153,7 +153,9 @@ public:
     /// What is pinned is used on `stream` too.
     void used_on(Pins* pins, StreamId stream);
     /// Storages an operator made: their owners become known. Pins them when `pins` is given.
-    void note_outputs(const std::vector<void*>& owners, StreamId stream, Pins* pins);
+    /// Those made since the storage of serial `for_good_after` stay for as long as they live.
+    void note_outputs(const std::vector<void*>& owners, StreamId stream, Pins* pins,
+                      uint64_t for_good_after = UINT64_MAX);
     /// A use outside any operator: brings in if possible and pins for as long as it lives, where it
     /// is then.
     void pin_for_good(void* owner, StreamId stream);
