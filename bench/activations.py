@@ -160,14 +160,13 @@ def rows_of(name, answer, stock, rates):
     for key in ("allocated_peak_bytes", "reserved_peak_bytes", "peak_bytes"):
         if key in last:
             rows.append((f"{name}: {key.replace('_', ' ')[:-6]}", last[key], "bytes"))
-    for key in ("spilled", "returned", "evicted", "restored", "in_place"):
-        if "spilled_bytes" in last:
-            moved = last[f"{key}_bytes"] - before[f"{key}_bytes"]
-            rows.append((f"{name}: {key} in a step", moved, "bytes"))
-            if key == "evicted":
-                out = moved
-            if key == "restored" and rates is not None:
-                rows += bound_rows(name, step, stock, out / rates[0] + moved / rates[1])
+    if "spilled_bytes" in last:
+        kinds = ("spilled", "returned", "evicted", "restored", "in_place")
+        moved = {kind: last[f"{kind}_bytes"] - before[f"{kind}_bytes"] for kind in kinds}
+        rows += [(f"{name}: {kind} in a step", moved[kind], "bytes") for kind in kinds]
+        if rates is not None and stock is not None:
+            link_seconds = moved["evicted"] / rates[0] + moved["restored"] / rates[1]
+            rows += bound_rows(name, step, stock, link_seconds)
     return rows + growth_rows(name, answer["counters"])
 
 

@@ -247,18 +247,6 @@ def after_second_step(worker):
     ]
 
 
-def fit(options):
-    """All at once under a budget that fits, taking turns of a few steps, in every order.
-
-    The first step of a turn does not count: a process that waited wakes on a core that slept, and
-    the forward pass, which the program paces, then takes 50 or 85 ms from one step to the next (an
-    H200's host, 1.26 B parameters, with and without trainstream). All run on the same few cores:
-    one process of three, stock or not, was 3 % slower than the others where each had its own.
-    """
-    with _on_cores(_CORES_OF_ALL):
-        return _fit(options)
-
-
 @contextlib.contextmanager
 def _on_cores(count):
     """Processes started meanwhile run on so many of this one's cores, the same for all."""
@@ -270,7 +258,15 @@ def _on_cores(count):
         os.sched_setaffinity(0, cores)
 
 
-def _fit(options):
+@_on_cores(_CORES_OF_ALL)
+def fit(options):
+    """All at once under a budget that fits, taking turns of a few steps, in every order.
+
+    The first step of a turn does not count: a process that waited wakes on a core that slept, and
+    the forward pass, which the program paces, then takes 50 or 85 ms from one step to the next (an
+    H200's host, 1.26 B parameters, with and without trainstream). All run on the same few cores:
+    one process of three, stock or not, was 3 % slower than the others where each had its own.
+    """
     stock, control = Worker(options), Worker(options)
     stock.step()
     control.step()

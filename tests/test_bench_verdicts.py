@@ -111,7 +111,7 @@ def test_largest_batch_is_one_that_trains_within_the_budget_to_the_same_bits(
         if way == activations.STOCK and cap:
             return {} if options.sequences <= 3 else None  # Three fit, a fourth does not.
         grads = "same" if way == activations.STOCK else ours
-        counters = [{"reserved_peak_bytes": peak}] * 5
+        counters = [{"reserved_peak_bytes": peak, "rss_bytes": 1}] * 5
         answer = {"seconds": [1.0] * 4, "loss": "1", "grads": grads, "counters": counters}
         return None if grads is None else answer
 

@@ -337,40 +337,6 @@ def test_shared_memory_goes_both_ways(tmp_path, method):
     assert sum("evicted=" in line for line in result.lines()) == (3 if spawned else 1)
 
 
-def test_collectives_in_flight_keep_their_memory(tmp_path):
-    """Gloo works on in threads of its own after the operator that started it has returned."""
-    script = """
-    import datetime, threading
-    import torch.distributed as dist
-    store = dist.HashStore()
-
-    def rank(me):
-        group = dist.ProcessGroup(store, me, 2)
-        gloo = dist.ProcessGroup.BackendType.GLOO
-        group._set_default_backend(gloo)
-        backend = dist.ProcessGroupGloo(store, me, 2, datetime.timedelta(seconds=30))
-        group._register_backend(torch.device("cpu"), gloo, backend)
-        for n in range(10):
-            xs = [torch.full((1 << 19,), float(me + i + 1)) for i in range(4)]
-            works = [group.allreduce([x]) for x in xs]
-            mine = torch.empty(1 << 18)  # Of a sum in memory of its own, until it is waited for.
-            works.append(group._reduce_scatter_base(mine, torch.full((1 << 19,), me + 1.0)))
-            evict_all()
-            filler = [torch.randn(1 << 19) for _ in range(6)]
-            for work in works:
-                work.wait()
-            same = [x.eq(2 * i + 3).all().item() for i, x in enumerate(xs)]
-            done.append(all(same) and mine.eq(3).all().item())
-
-    done = []
-    threads = [threading.Thread(target=rank, args=(me,)) for me in range(2)]
-    for t in threads: t.start()
-    for t in threads: t.join()
-    print(done == [True] * 20)
-    """
-    assert run_real(tmp_path, script, "vram:12MiB").stdout == "True\n"
-
-
 TWO_RANKS = """
 import datetime, threading, time
 import torch.distributed as dist
@@ -384,13 +350,42 @@ def join(me):
     group._register_backend(torch.device("cpu"), gloo, backend)
     groups[me] = group
 
-threads = [threading.Thread(target=join, args=(me,)) for me in range(2)]
-for t in threads: t.start()
-for t in threads: t.join()
+def on_both(function):
+    threads = [threading.Thread(target=function, args=(me,)) for me in range(2)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+
+on_both(join)
 
 def fill():
     return [torch.randn(1 << 18) for _ in range(20)]
 """
+
+
+def test_collectives_in_flight_keep_their_memory(tmp_path):
+    """Gloo works on in threads of its own after the operator that started it has returned."""
+    script = (
+        TWO_RANKS
+        + """
+def rank(me):
+    for n in range(10):
+        xs = [torch.full((1 << 19,), float(me + i + 1)) for i in range(4)]
+        works = [groups[me].allreduce([x]) for x in xs]
+        mine = torch.empty(1 << 18)  # Of a sum in memory of its own, until it is waited for.
+        works.append(groups[me]._reduce_scatter_base(mine, torch.full((1 << 19,), me + 1.0)))
+        evict_all()
+        filler = [torch.randn(1 << 19) for _ in range(6)]
+        for work in works:
+            work.wait()
+        same = [x.eq(2 * i + 3).all().item() for i, x in enumerate(xs)]
+        done.append(all(same) and mine.eq(3).all().item())
+
+done = []
+on_both(rank)
+print(done == [True] * 20)
+"""
+    )
+    assert run_real(tmp_path, script, "vram:12MiB").stdout == "True\n"
 
 
 def test_what_a_collective_makes_for_itself_stays_until_it_ends(tmp_path):

@@ -138,11 +138,8 @@ def layer_activations(job: Job) -> int:
 
 def late_share(job: Job, device_bytes: int) -> float:
     """Of stock's updates, the part that is made in the next forward pass, before its weights are
-    used: so many of their gradients may wait on the device. 0 where none does."""
-    gradients = need(job).gradients
-    if job.optimizer != "stock" or gradients == 0:
-        return 0.0
-    return min(1.0, device_bytes / _LATE_IN_BUDGET / gradients)
+    used: so many of their gradients may wait on the device."""
+    return min(1.0, device_bytes / _LATE_IN_BUDGET / need(job).gradients)
 
 
 def phases(job: Job, paged: dict[str, int], late: float) -> list[Phase]:
@@ -187,15 +184,15 @@ def traffic(job: Job, paged: dict[str, int], late: float) -> Traffic:
     """Bytes a step where `paged` bytes of each kind wait in host memory.
 
     Args:
-        paged, late: As phases() has them.
+        paged, late: As phases() has them; trainstream.optim has no late updates of this kind.
     """
-    need_bytes = need(job)
-    both = paged["states"] + paged["kept"]
     if job.optimizer == "stock":
         steps = phases(job, paged, late)
         up, down = sum(step.to_device for step in steps), sum(step.to_host for step in steps)
         return Traffic(up, down, up + down)
     # Every gradient goes to the cores. What stays is written to the device, what does not is read.
+    need_bytes = need(job)
+    both = paged["states"] + paged["kept"]
     stays = need_bytes.weights - paged["weights"]
     up, down = 2 * paged["weights"] + stays + both, need_bytes.gradients + both
     update = job.shape.parameters * _HOST_UPDATE_BYTES[job.moments]
